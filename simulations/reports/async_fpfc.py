@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -27,21 +27,8 @@ class AsyncFPFCReportSettings(ReportSettings):
     paper's Figure 8."""
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """What a run's models scored, by the clock.
-
-    Attributes
-    ----------
-    title : str
-    scores : list of (float, float)
-        Seconds since the start, and the metric of the headline, as it is shown.
-    rounds : int
-    """
-
-    title: str
-    scores: list[tuple[float, float]]
-    rounds: int
+Scores = list[tuple[float | str, float]]
+"""Seconds since the start of a run, and the metric of the headline, as it is shown."""
 
 
 class AsyncFPFCReport(FPFCReport):
@@ -52,13 +39,18 @@ class AsyncFPFCReport(FPFCReport):
     def report(self, run: Finished) -> Report:
         """Report what FPFC's does, how stale replies were, and what waiting for them costs."""
         base = super().report(run)
-        runs = [_own(run)]
+        runs, clock = {run.strategy.title: _own(run)}, run.strategy.clock[run.strategy.last_round]
         asked: AsyncFPFCReportSettings = run.settings.report  # type: ignore[assignment]
-        clock = runs[0].scores[-1][0]
         if run.strategy.delay is not None:
-            runs += [_beside(run, count, clock) for count in asked.active]
+            runs |= dict(_beside(run, count, clock) for count in asked.active)
         if len(runs) > 1:
-            _draw(run, runs)
+            plots.curves(
+                runs,
+                ylabel=run.problem.metric.axis,
+                xlabel="seconds of the simulated clock",
+                picture=run.picture("time.png", "with and without waiting"),
+                compared=[title for title in runs if title != run.strategy.title],
+            )
         files = {"time.png": "the metric over the time of the clock"} if len(runs) > 1 else {}
         staleness = run.strategy.staleness
         age = Text(
@@ -75,7 +67,7 @@ class AsyncFPFCReport(FPFCReport):
                 **base.extra,
                 "seconds_of_the_clock": clock,
                 "staleness": staleness,
-                "by_the_clock": {one.title: one.scores for one in runs},
+                "by_the_clock": runs,
             },
         )
 
@@ -85,16 +77,15 @@ def _headline(run: Finished, scores: ModelScores) -> float:
     return run.problem.metric.scale * scores.models[title].mean
 
 
-def _own(run: Finished) -> _Timed:
+def _own(run: Finished) -> Scores:
     strategy = run.strategy
-    scored = [
+    return [
         (strategy.clock[number], _headline(run, run.problem.scores(strategy.kinds, clients)))
         for number, clients in strategy.evaluate_metrics.items()
     ]
-    return _Timed(strategy.title, scored, strategy.last_round)
 
 
-def _beside(run: Finished, active: int, clock: float) -> _Timed:
+def _beside(run: Finished, active: int, clock: float) -> tuple[str, Scores]:
     """Run FPFC with so many clients a round for as long as the run took by the clock.
 
     A round takes as long as its slowest participant, by the same delays.
@@ -114,15 +105,6 @@ def _beside(run: Finished, active: int, clock: float) -> _Timed:
     every = max(1, run.settings.training.evaluate_every // problem.num_clients)
     options = {"num_rounds": strategy.last_round, "evaluate_every": every, "stop": is_over}
     history = run_here(run.federation, fpfc, run.arrays, **options)
-    scored = [(now[number], _headline(run, scores)) for number, scores in history.rounds.items()]
-    return _Timed(f"{history.title}, {active} a round", scored, len(now) - 1)
-
-
-def _draw(run: Finished, runs: list[_Timed]) -> None:
-    plots.curves(
-        {one.title: one.scores for one in runs},
-        ylabel=run.problem.metric.axis,
-        xlabel="seconds of the simulated clock",
-        picture=run.picture("time.png", "with and without waiting"),
-        compared=[one.title for one in runs[1:]],
-    )
+    return f"{history.title}, {active} a round", [
+        (now[number], _headline(run, scores)) for number, scores in history.rounds.items()
+    ]
