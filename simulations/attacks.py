@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from flwr.app import Context
 from flwr.client import NumPyClient
-from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from clients import MethodClient
@@ -121,7 +120,11 @@ class Attack:
         return arrays | cast
 
     def replace(self, arrays: Arrays, client: int, server_round: int) -> Arrays:
-        """Return `draw` with the random numbers of a client in a round."""
+        """Return what a client uploads in a round in the place of arrays.
+
+        `attacked_client_fn` does so for clients; handlers of your own call it with what they would
+        upload, where the client is one of `malicious`.
+        """
         rng = np.random.default_rng([self.seed, client, server_round, *b"attack"])
         return self.draw(arrays, rng)
 
@@ -241,7 +244,12 @@ def attacked_client_fn(client_fn: ClientFn, attack: Attack) -> ClientFn:
     --------
     >>> app = client_app(attacked_client_fn(client_fn, Attack("sign-flip", ratio=0.25)))
     """
-    _check_on_messages(attack)
+    if attack.kind == LABELS:
+        raise ValueError(
+            f"kind is {LABELS!r}, an attack on the data, expected one on the uploads. Give a "
+            "malicious client attack.poisoned(labels, num_classes, client) to train on, and return "
+            "AttackingClient(client, attack, client_id) in its place."
+        )
 
     def attacked(context: Context) -> Any:
         client, honest = _client_of(context), client_fn(context)
@@ -251,65 +259,6 @@ def attacked_client_fn(client_fn: ClientFn, attack: Attack) -> ClientFn:
         return AttackingClient(inner, attack, client).to_client()
 
     return attacked
-
-
-def attacked_app(app: ClientApp, attack: Attack) -> ClientApp:
-    """Return a `ClientApp` some of whose clients are malicious, whatever it is made of.
-
-    All floating point arrays of a reply to a training message are replaced. Of this library's
-    methods some send something else than their model, and its nodes may host several clients: use
-    `attacked_client_fn` for those.
-
-    Parameters
-    ----------
-    app : ClientApp
-    attack : Attack
-
-    Raises
-    ------
-    ValueError
-        If the attack is on the labels, which the app's clients read: see `Attack.poisoned`.
-    """
-    _check_on_messages(attack)
-    return _AttackedApp(app, attack)
-
-
-def _check_on_messages(attack: Attack) -> None:
-    if attack.kind == LABELS:
-        raise ValueError(
-            f"kind is {LABELS!r}, an attack on the data, expected one on the uploads. Give a "
-            "malicious client attack.poisoned(labels, num_classes, client) to train on, and return "
-            "AttackingClient(client, attack, client_id) in its place."
-        )
-
-
-class _AttackedApp(ClientApp):
-    def __init__(self, app: ClientApp, attack: Attack) -> None:
-        super().__init__()
-        self._app, self._attack = app, attack
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        reply = self._app(message, context)
-        kind = message.metadata.message_type.partition(".")[0]
-        if reply.has_error() or kind not in ("train", "evaluate"):
-            return reply
-        if any("@" in key for key in reply.content):
-            raise ValueError("A node hosts several clients: attack them by attacked_client_fn.")
-        client = _client_of(context)
-        honest = client not in self._attack.malicious(int(context.node_config["num-partitions"]))
-        config: dict[str, Any] = dict(next(iter(message.content.config_records.values()), {}))
-        if honest or config.get("handshake"):
-            return reply
-        server_round = int(config.get("server-round", 0))
-        for key, record in list(reply.content.items()):
-            if kind == "evaluate" and isinstance(record, MetricRecord):
-                for name in {wire.NUM_EXAMPLES, "num_examples"} & record.keys():
-                    record[name] = 0
-            elif kind == "train" and isinstance(record, ArrayRecord):
-                arrays = wire.from_array_record(record)
-                forged = self._attack.replace(arrays, client, server_round)
-                reply.content[key] = wire.to_array_record(forged)
-        return reply
 
 
 def _client_of(context: Context) -> int:

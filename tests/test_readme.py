@@ -210,7 +210,7 @@ def bases_named(kind: type) -> Iterator[type]:
 def test_the_reference_has_every_public_name_and_where_settings_are_said() -> None:
     said = set(re.findall(r"^::: ([\w.]+)$", "".join(map(page, REFERENCE)), flags=re.MULTILINE))
     public = {f"{p.__name__}.{name}" for p in (clients, fl_admm_strategies) for name in p.__all__}
-    kit = ("Attack", "AttackingClient", "attacked_app", "attacked_client_fn")
+    kit = ("Attack", "AttackingClient", "attacked_client_fn")
     exported = [getattr(p, n) for p in (clients, fl_admm_strategies) for n in p.__all__]
     bases = {base for k in exported if isinstance(k, type) for base in bases_named(k)}
     assert said == public | {f"simulations.attacks.{name}" for name in kit} | {

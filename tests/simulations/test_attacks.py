@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.server import ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
-from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 from torch.utils.data import DataLoader
@@ -24,7 +23,6 @@ from fl_admm_strategies.runtime.messages.packing import unpack_instructions, unp
 from simulations.attacks import (
     Attack,
     AttackingClient,
-    attacked_app,
     attacked_client_fn,
     random_labels,
 )
@@ -94,10 +92,8 @@ def test_an_attack_on_labels_is_none_on_messages() -> None:
     attack = Attack("random-labels", 0.5)
     honest = {"w": np.ones(2)}
     assert_array_equal(attack.draw(honest, np.random.default_rng(7))["w"], [1, 1])
-    fn = client_fn_of(Adding)
-    for wrapped, inner in ((attacked_client_fn, fn), (attacked_app, client_app(fn))):
-        with pytest.raises(ValueError, match="random-labels"):
-            wrapped(inner, attack)  # type: ignore[operator]
+    with pytest.raises(ValueError, match="random-labels"):
+        attacked_client_fn(client_fn_of(Adding), attack)
 
 
 def test_who_is_malicious_follows_from_the_seed() -> None:
@@ -147,10 +143,9 @@ def test_a_ratio_of_0_changes_no_bit() -> None:
     none, fn = Attack("gaussian", 0.0), client_fn_of(Adding)
     plain = mean_run(client_app(fn))
     assert_same_runs(mean_run(client_app(attacked_client_fn(fn, none))), plain)
-    assert_same_runs(mean_run(attacked_app(client_app(fn), none)), plain)
 
 
-def test_a_client_and_an_app_are_attacked_alike_on_any_number_of_nodes() -> None:
+def test_clients_are_attacked_alike_on_any_number_of_nodes() -> None:
     fn = client_fn_of(Adding)
     plain, wanted = mean_run(client_app(fn)), mean_run(client_app(attacked_client_fn(fn, SIGNS)))
     bad = SIGNS.malicious(4)
@@ -158,11 +153,8 @@ def test_a_client_and_an_app_are_attacked_alike_on_any_number_of_nodes() -> None
     assert sorted(wanted.evaluate_metrics[3]) == [c for c in range(4) if c not in bad]
     assert sorted(wanted.train_metrics[3]) == [0, 1, 2, 3]
     assert differs(wanted.state_dict(), plain.state_dict())
-    for app, nodes in [
-        (attacked_app(client_app(fn), SIGNS), 4),
-        (client_app(attacked_client_fn(fn, SIGNS), num_clients=4), 1),
-    ]:
-        assert_same_runs(mean_run(app, nodes), wanted)
+    on_one = mean_run(client_app(attacked_client_fn(fn, SIGNS), num_clients=4), 1)
+    assert_same_runs(on_one, wanted)
 
 
 def test_clients_of_the_legacy_api_are_attacked_as_well() -> None:
@@ -171,28 +163,15 @@ def test_clients_of_the_legacy_api_are_attacked_as_well() -> None:
             return {"client-id": self.client, "num-clients": 4}
 
     fn = client_fn_of(Known)
-    found = []
-    for app in (ClientApp(attacked_client_fn(fn, SIGNS)), attacked_app(ClientApp(fn), SIGNS)):
-        strategy = Mean(seed=1)
+    strategy = Mean(seed=1)
 
-        def server_fn(context: Context) -> ServerAppComponents:
-            legacy = LegacyStrategy(strategy, CHEAP.initial_arrays())  # noqa: B023
-            return ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=3))
+    def server_fn(context: Context) -> ServerAppComponents:
+        legacy = LegacyStrategy(strategy, CHEAP.initial_arrays())
+        return ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=3))
 
-        run_in_process(ServerApp(server_fn=server_fn), app, 4)
-        found.append(strategy)
-    wanted = mean_run(client_app(attacked_client_fn(fn, SIGNS)))
-    for strategy in found:
-        assert_same_runs(strategy, wanted)
-
-
-def test_an_app_of_ones_own_under_flowers_fedavg_is_attacked() -> None:
-    app = attacked_app(client_app(client_fn_of(Adding)), Attack("one-huge", 0.25))
-    with InProcessGrid(app, 4) as grid:
-        result = FlowersFedAvg(fraction_evaluate=0).start(
-            grid, CHEAP.initial_arrays(), 1, train_config=ConfigRecord({"seed": 1})
-        )
-    assert result.arrays["w"].numpy().max() > 1e29
+    app = ClientApp(attacked_client_fn(fn, SIGNS))
+    run_in_process(ServerApp(server_fn=server_fn), app, 4)
+    assert_same_runs(strategy, mean_run(client_app(attacked_client_fn(fn, SIGNS))))
 
 
 def test_a_node_that_does_not_say_who_it_is_is_told() -> None:
