@@ -12,6 +12,7 @@ from fl_admm_strategies import FedADMM
 from fl_admm_strategies.algorithms.fedadmm import FIXED_RHO, FedADMMInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
+from ..toolkit.models.arrays import Room
 from ..toolkit.round.torch_client import BUFFERS, TorchClient, read_only, to_numpy
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars, Steps
@@ -34,9 +35,11 @@ class FedADMMClient(TorchClient[Any]):
         u, dual = self.held(asked, w, config)
         if asked.start_at == "own":  # else it has just been loaded
             self.load_block(u)
-        anchor = {name: (dual[name] / -asked.rho).add_(w[name]) for name in dual} or w
+        room = Room(dual)
+        for name, place in room.tensors.items():
+            torch.div(dual[name], -asked.rho, out=place).add_(w[name])
+        anchor = room.tensors or w
         metrics, kept = yield from self.local_step(asked, anchor, config)
-        del anchor
         upload = self.arrays()
         moved = {name: upload[name] for name in asked.optimised}
         kept |= prefixed("u/", moved)
@@ -56,12 +59,11 @@ class FedADMMClient(TorchClient[Any]):
             whole, held_back = self.whole_change(changes, config, first=asked.begins)
             upload |= whole
             kept |= held_back
-        if dual:  # (12)
-            dual = {n: (new[n] - w[n]).mul_(asked.rho).add_(dual[n]) for n in dual}
-        kept |= prefixed(BUFFERS, self.buffers())
+        for name, place in room.tensors.items():  # (12), where the anchor was
+            torch.sub(new[name], w[name], out=place).mul_(asked.rho).add_(dual[name])
+        kept |= prefixed(BUFFERS, self.buffers()) | prefixed("dual/", room.packed())
         if dual:
             kept[RHO] = np.array(asked.rho)
-        kept |= to_numpy(dual, "dual/")
         self.memory.keep(config, kept, resent=self.is_resent(asked))
         return upload, metrics
 

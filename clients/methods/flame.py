@@ -74,7 +74,11 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
             self.load_block(theta)
         anchor, weight = received, asked.lam
         if asked.anchor_on == "joint":
-            anchor = {name: received[name] - dual[name] / asked.rho for name in names}
+            anchor = {}
+            for name in names:  # w - pi_i/rho
+                room = np.empty_like(dual[name])
+                anchor[name] = np.divide(dual[name], -asked.rho, out=room)
+                anchor[name] += received[name]
             weight = joint_weight(asked.lam, asked.alpha, asked.rho)
         elif asked.anchor_on == "w_i" and asked.duals == "client":
             anchor = local_w
@@ -85,15 +89,17 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         kept = prefixed(BUFFERS, self.buffers())
         if asked.duals == "client" or asked.anchor_on == "joint":
             before = local_w
-            local_w, change = asked.advance(new, dual, before)
+            local_w = asked.moved(new, dual)
         if asked.duals == "client":
+            change = asked.change_of(new, local_w, dual, before)
             sent = asked.averaged
             whole = {name: array for name, array in upload.items() if name in sent} | change
             upload, share = self.clipped(whole, sent, config)
             if share < 1:
                 back = (1 - share) / asked.slope
                 new = {name: array - back * change[name] for name, array in new.items()}
-                local_w, change = asked.advance(new, dual, before)
+                local_w = asked.moved(new, dual)
+                change = asked.change_of(new, local_w, dual, before)
             whole, held_back = self.whole_change(
                 {name: upload[name] for name in change}, config, first=asked.begins
             )

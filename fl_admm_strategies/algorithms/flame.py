@@ -24,10 +24,10 @@ from ..maths.blocks import Arrays, Block, pieces, prefixed, under, weighted_aver
 from ..maths.checks import Count, Fraction, Positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
-from ..maths.moreau import advance, slope
+from ..maths.moreau import change_of, moved, slope
 from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
-from ..runtime.messages.records import Reply
+from ..runtime.messages.records import Reply, room_for
 from ..runtime.messages.schema import Instruction
 from .shared.base import ConsensusInstruction, ConsensusStrategy, OwnBuffers
 from .shared.models import on_client
@@ -80,7 +80,7 @@ class FLAMEInstruction(ConsensusInstruction):
         if self.duals == "strategy":
             return sent
         nothing = {name: np.zeros_like(array) for name, array in sent.items()}
-        _, fixed = self.advance(nothing, *self._held(held))
+        fixed = self._change(nothing, held)
         return {name: (array - fixed[name]) / self.slope for name, array in sent.items()}
 
     def upload_of(
@@ -88,7 +88,7 @@ class FLAMEInstruction(ConsensusInstruction):
     ) -> Arrays:
         """Return theta_i, or the change of its message."""
         if self.duals == "client":
-            _, model = self.advance(model, *self._held(held))
+            model = self._change(model, held)
         return upload | model
 
     def first_held(self) -> Arrays | None:
@@ -100,7 +100,7 @@ class FLAMEInstruction(ConsensusInstruction):
 
     def next_held(self, model: Arrays, held: Arrays) -> Arrays:
         """Return theta_i and w_i."""
-        local_w, _ = self.advance(model, *self._held(held))
+        local_w = self.moved(model, self._held(held)[0])
         return prefixed(THETA, model) | prefixed(LOCAL_W, local_w)
 
     def _held(self, held: Arrays) -> tuple[Arrays, Arrays]:
@@ -118,20 +118,28 @@ class FLAMEInstruction(ConsensusInstruction):
         a = self.lam * self.alpha
         return {name: a * (theta[name] - array) for name, array in local_w.items()}
 
-    def advance(self, theta: Arrays, dual: Arrays, local_w: Arrays) -> tuple[Arrays, Arrays]:
-        """Return w_i and the change of the message for a new theta_i, (12) and (13)."""
-        new, change = Arrays(), Arrays()
+    def moved(self, theta: Arrays, dual: Arrays) -> Arrays:
+        """Return w_i for a new theta_i, (12); it is `packed`."""
+        found, a = Arrays(), self.lam * self.alpha
         for name, array in theta.items():
-            new[name], change[name] = advance(
-                array,
-                dual[name],
-                local_w[name],
-                self.anchor[name],
-                a=self.lam * self.alpha,
-                rho=self.rho,
-                of_participants=self.averaging == "participants",
+            room, written = room_for(array.shape, array.dtype)
+            moved(array, dual[name], self.anchor[name], room, a=a, rho=self.rho)
+            found[name] = written()
+        return found
+
+    def change_of(self, theta: Arrays, new: Arrays, dual: Arrays, local_w: Arrays) -> Arrays:
+        """Return the change of the message for a new theta_i and w_i, (13)."""
+        a, rho, over = self.lam * self.alpha, self.rho, self.averaging == "participants"
+        return {
+            n: change_of(
+                t, new[n], dual[n], local_w[n], self.anchor[n], a=a, rho=rho, of_participants=over
             )
-        return new, change
+            for n, t in theta.items()
+        }
+
+    def _change(self, theta: Arrays, held: Arrays) -> Arrays:
+        dual, local_w = self._held(held)
+        return self.change_of(theta, self.moved(theta, dual), dual, local_w)
 
 
 @dataclass(frozen=True)

@@ -358,9 +358,10 @@ class ConsensusADMM(ByClient):
                 self._add_change(uploaded[:])
             return
         rows, squares = [self.clients[client] for client in uploads], [0.0] * len(uploads)
+        rho, keeps_u = self._scalar(self.rho), "u" in self.clients
         for part in pieces(len(self.w)):  # of all clients, so that the sums stay in the cache
             for place, (row, uploaded) in enumerate(zip(rows, uploads.values(), strict=True)):
-                squares[place] += self._advance(row, uploaded[part], part)
+                squares[place] += self._advance(row, uploaded[part], part, rho, keeps_u)
         self._distances += map(math.sqrt, squares)
 
     def _add_change(self, change: NDArray[Any]) -> None:
@@ -369,7 +370,9 @@ class ConsensusADMM(ByClient):
             self._move += change
             self._distances.append(float(np.linalg.norm(change)))
 
-    def _advance(self, row: ClientRow, new: NDArray[Any], part: slice) -> float:
+    def _advance(
+        self, row: ClientRow, new: NDArray[Any], part: slice, rho: Any, keeps_u: bool
+    ) -> float:
         """Move a part of a client's variables to its new u_i; return its ||u_i - w||^2."""
         mean, move = self.mean, self._move
         step = np.subtract(new, mean.w[part], out=self._scratch[0][: len(new)])
@@ -384,9 +387,9 @@ class ConsensusADMM(ByClient):
             wide[:] = step
             mean.total[part] += wide
             move[part] += wide
-        step *= self._scalar(self.rho)
+        step *= rho
         row.pi[part] += step
-        if "u" in self.clients:
+        if keeps_u:
             row.u[part] = new
         return square
 

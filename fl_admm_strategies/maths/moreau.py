@@ -29,17 +29,16 @@ def joint_weight(lam: float, alpha: float, rho: float) -> float:
     return lam * rho / (lam * alpha + rho)
 
 
-def advance(
+def moved(
     theta: NDArray[Any],
     dual: NDArray[Any],
-    w_i: NDArray[Any],
     w: NDArray[Any],
+    out: NDArray[Any],
     *,
     a: float,
     rho: float,
-    of_participants: bool,
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Move one client's w_i and message to those of its new theta_i, FLAME (12) and (13).
+) -> NDArray[Any]:
+    """Return the w_i of a client's new theta_i, FLAME (12).
 
     Parameters
     ----------
@@ -47,37 +46,56 @@ def advance(
         The new theta_i.
     dual : ndarray of shape (d,)
         The old pi_i.
-    w_i, w : ndarray of shape (d,)
-        The old w_i, which is unused with `of_participants`, and the w that the server sent.
+    w : ndarray of shape (d,)
+        The w that the server sent.
+    out : ndarray of shape (d,)
+        Where to put it; it may be the old w_i.
     a : float
         lambda alpha_i.
     rho : float
-    of_participants : bool
-        Whether a message is pi_i/rho, and w of the participants' w_i; else it is
-        u_i = w_i + pi_i/rho. See `Consensus`.
-
-    Returns
-    -------
-    w_i, change : ndarray of shape (d,)
-        The new w_i, and the change of the message.
     """
-    dtype = np.result_type(theta, dual, w, a, rho)
-    new, change = np.empty(theta.shape, dtype), np.empty(theta.shape, dtype)
-    flat = [np.ravel(array) for array in (theta, dual, w_i, w)]
+    flat = [np.ravel(array) for array in (theta, dual, w)]
     for part in pieces(theta.size):
-        t, d, before, sent = (array[part] for array in flat)
-        moved = (a * t + rho * sent - d) / (a + rho)
-        new.reshape(-1)[part] = moved
+        t, d, sent = (array[part] for array in flat)
+        new = out.reshape(-1)[part]  # (a t + rho sent - d) / (a + rho)
+        np.multiply(t, a, out=new)
+        new += rho * sent
+        new -= d
+        new /= a + rho
+    return out
+
+
+def change_of(
+    theta: NDArray[Any],
+    new: NDArray[Any],
+    dual: NDArray[Any],
+    w_i: NDArray[Any],
+    w: NDArray[Any],
+    *,
+    a: float,
+    rho: float,
+    of_participants: bool,
+) -> NDArray[Any]:
+    """Return the change of a client's message with its new theta_i and w_i, FLAME (13).
+
+    Parameters are those of `moved`; and the new w_i, the old one, which is unused with
+    `of_participants`, and whether a message is pi_i/rho, and w of the participants' w_i: else it is
+    u_i = w_i + pi_i/rho. See `Consensus`.
+    """
+    change = np.empty(theta.shape, np.result_type(theta, new, dual, w, a, rho))
+    flat = [np.ravel(array) for array in (theta, new, dual, w_i, w)]
+    for part in pieces(theta.size):
+        t, after, d, before, sent = (array[part] for array in flat)
         change.reshape(-1)[part] = (
-            moved - sent
+            after - sent
             if of_participants
-            else (moved + a * (t - moved) / rho) - (before + d / rho)
+            else (after + a * (t - after) / rho) - (before + d / rho)
         )
-    return new, change
+    return change
 
 
 def slope(*, a: float, rho: float, of_participants: bool) -> float:
-    """Return by how much a message changes when the new theta_i does by 1; see `advance`."""
+    """Return by how much a message changes when the new theta_i does by 1; see `change_of`."""
     return (1 if of_participants else 2) * a / (a + rho)
 
 
@@ -90,7 +108,7 @@ def still(
     rho: float,
     of_participants: bool,
 ) -> NDArray[Any]:
-    """Return the new theta_i with which a message stays as it is, shape (d,); see `advance`."""
+    """Return the new theta_i with which a message stays as it is, shape (d,); see `moved`."""
     at: NDArray[Any] = w if of_participants else ((a + rho) * w_i - (rho - a) * w) / (2 * a)
     return at + dual / a
 
@@ -112,7 +130,7 @@ def messages(
         lambda alpha_i.
     rho : float
     of_participants : bool
-        As for `advance`.
+        As for `change_of`.
     """
     dual: NDArray[Any] = a[:, None] / rho * (theta - w_i)
     return dual if of_participants else w_i + dual

@@ -170,8 +170,7 @@ def client_app(
             choice = cohort(context) if callable(cohort) else cohort
             check_choice("cohort", choice, ("auto", True, False))
         if choice is True or (choice == "auto" and total >= LEAST_COHORT):
-            driven = _together if run is _fit else _tested_together
-            run_all, at_once = partial(driven, choice), TOGETHER
+            run_all, at_once = partial(_driven, run, choice), TOGETHER
         else:
             passed = partial(_through_mods, mods, message, context, run)
             run_all, at_once = partial(_one_by_one, passed), 1
@@ -362,18 +361,8 @@ def _through_mods(
     return through(mods, message, getattr(client, "context", context), instruction, work)
 
 
-def _together(choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
-    """Have clients train, together where they can."""
-    return _driven(_fit, choice, jobs)
-
-
-def _tested_together(choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
-    """Have clients evaluate, together where they can."""
-    return _driven(_evaluate, choice, jobs)
-
-
 def _driven(run: Run, choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
-    """Have those with one driver do their work together, and all others do it alone."""
+    """Have clients train or evaluate: those with one driver together, all others alone."""
     name, reply = ("together", _uploaded) if run is _fit else ("evaluate_together", _evaluated)
     by_driver: dict[Any, list[int]] = {}
     for client_id, (client, instruction) in jobs.items():

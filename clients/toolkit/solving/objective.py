@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from fl_admm_strategies.maths.blocks import PIECE
 
 from ..models.arrays import parameters_of
 from .stepsum import StepMeter
@@ -37,7 +39,8 @@ class ProximalTerm:
     def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
         """Add c (u - a) to the parameters' ``.grad``."""
         for parameter, anchor in _pairs(moving, self.anchor):
-            _add(parameter, parameter - anchor, self.weight)
+            for u, a, gradient in _parts(parameter.detach(), anchor, _gradient_of(parameter)):
+                gradient.add_(u - a, alpha=self.weight)
 
     def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
         """Return (c/2) ||u - a||^2."""
@@ -148,9 +151,21 @@ def _pairs(
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor, weight: float) -> None:
+    _gradient_of(parameter).add_(gradient, alpha=weight)
+
+
+def _gradient_of(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:  # a parameter the loss does not reach
         parameter.grad = torch.zeros_like(parameter)
-    parameter.grad.add_(gradient, alpha=weight)
+    return parameter.grad
+
+
+def _parts(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Return tensors of one shape, large ones in parts that stay in the processor's cache."""
+    large = tensors[0].numel() > PIECE
+    if not large or not all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors):
+        return [tensors]
+    return zip(*(torch.split(tensor.view(-1), PIECE) for tensor in tensors), strict=True)
 
 
 class LocalObjective:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...maths.checks import Positive
 from ...maths.clienttable import ClientRow
-from ...maths.moreau import advance, messages, slope, still
+from ...maths.moreau import change_of, messages, moved, slope, still
 from .base import KeptMessages, WeightedStrategy
 
 
@@ -56,17 +57,12 @@ class MoreauStrategy(KeptMessages, WeightedStrategy):
     ) -> NDArray[Any]:
         """Move a part of a client's variables to its new theta_i; return its message's change."""
         theta, local_w = getattr(row, self.uploaded)[part], row.local_w[part]
-        a = self.lam * float(row.alpha)
-        local_w[:], change = advance(
-            uploaded,
-            a * (theta - local_w),
-            local_w,
-            self.state.consensus.w[part],
-            a=a,
-            rho=self.penalty,
-            of_participants=self._of_participants,
-        )
-        theta[:] = uploaded
+        a, w = self.lam * float(row.alpha), self.state.consensus.w[part]
+        rho, over = self.penalty, self._of_participants
+        dual = a * (theta - local_w)
+        new = moved(uploaded, dual, w, np.empty_like(local_w), a=a, rho=rho)
+        change = change_of(uploaded, new, dual, local_w, w, a=a, rho=rho, of_participants=over)
+        theta[:], local_w[:] = uploaded, new
         return change
 
     def _messages(self, client_ids: Sequence[int]) -> NDArray[Any]:
