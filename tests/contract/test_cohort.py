@@ -134,13 +134,13 @@ def test_a_client_fn_that_raises_fails_its_client_alone(warned: Warned) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return of how many clients cohorts were asked for."""
     sizes: list[int] = []
-    together: Callable[..., Any] = app_module._together
+    driven: Callable[..., Any] = app_module._driven
 
-    def counted(choice: Any, jobs: Any) -> Any:
+    def counted(run: Any, choice: Any, jobs: Any) -> Any:
         sizes.append(len(jobs))
-        return together(choice, jobs)
+        return driven(run, choice, jobs)
 
-    monkeypatch.setattr(app_module, "_together", counted)
+    monkeypatch.setattr(app_module, "_driven", counted)
     return sizes
 
 
