@@ -196,6 +196,15 @@ class Table:
             found[one.alias] = text, sign * mean.value
         return found
 
+    def work(self) -> dict[str, float]:
+        """Return the gradients of each method, as a multiple of Local's."""
+        report = self.report
+        passes = {
+            one.alias: np.mean([run["passes"] for run in one.finished])
+            for one in (report.with_numbers if report else [])
+        }
+        return {alias: float(count / passes["local"]) for alias, count in passes.items()}
+
 
 def overview(tables: Sequence[Table]) -> str:
     """Return the page of all problems."""
@@ -204,18 +213,21 @@ def overview(tables: Sequence[Table]) -> str:
     everywhere = [alias for alias in methods if all(alias in means for means in found.values())]
     ranks = ranks_of([[means[alias][1] for means in found.values()] for alias in everywhere], True)
     rank = dict(zip(everywhere, ranks.means, strict=True))
+    of_problems = [work for t in tables if (work := t.work())]
     local = {p: means["local"][1] for p, means in found.items() if "local" in means}
     rows = []
     for alias in sorted(methods, key=lambda alias: rank.get(alias, len(methods))):
         ahead = [means[alias][1] > local[p] for p, means in found.items() if alias in means]
         own = [found[p].get(alias, (NONE, 0.0))[0] for p in found]
         above = NONE if alias == "local" else f"{sum(ahead)}/{len(ahead)}"
-        rows.append([alias, f"{rank[alias]:.1f}" if alias in rank else NONE, above, *own])
+        work = np.mean([of[alias] for of in of_problems if alias in of])
+        mean_rank = f"{rank[alias]:.1f}" if alias in rank else NONE
+        rows.append([alias, mean_rank, above, f"{work:.1f}", *own])
     links = [f"[{PROBLEMS[p]}]({p}.md)" for p in found]
     missing = [PROBLEMS[p] for p in PROBLEMS if p not in found]
     parts: list[Part] = [
         INTRODUCTION,
-        Grid(CAPTION, ["method", "Mean rank", "Above Local", *links], rows),
+        Grid(CAPTION, ["method", "Mean rank", "Above Local", "Work", *links], rows),
         (
             f"Mean ranks of the {len(everywhere)} methods that have run on all {len(found)} "
             "problems. "
@@ -237,7 +249,8 @@ them. Nothing was chosen on test data. [Which method?](../choosing-a-method.md) 
 follows; [Compare on your data](../compare.md) makes the same for yours."""
 CAPTION = """Test accuracy in % (Housing and Body fat: RMSE): the mean over the clients of the
 model that a client would use; mean ± deviation over seeds, in brackets how many. **A row of one
-seed ranks nothing.** "Above Local": problems on which the mean is better."""
+seed ranks nothing.** "Above Local": problems on which the mean is better. "Work": gradients, as a
+multiple of Local's, averaged over the problems."""
 EQUAL = """For one seed all methods have the same data, initial model, clients and batches; 50
 rounds of one epoch (S1, Housing and Body fat: ten steps of the full gradient), everybody in
 each. The step size of every method is the best of the same four, drawn by Optuna, on validation
@@ -248,8 +261,8 @@ definition: each problem's page has the gradients, bytes and seconds."""
 GOING_ON = """Each problem is a comparison file beside this page, and every run a line of the
 CSV of the same name, so that nothing is run twice. With ten seeds of all methods it is 2,800
 runs, of one to four seconds of the processor on the digits, two on the regression and three to
-seven on HAR; the CNN was not timed. `--seeds 0` writes the pages only; the extra `compare` has to
-be installed."""
+seven on HAR (Per-FedAvg 25), ten to twenty on the CNN and S1. `--seeds 0` writes the pages only;
+the extra `compare` has to be installed."""
 
 
 def main() -> None:
