@@ -18,7 +18,7 @@ from ...maths.blocks import Arrays, Block, Spec, prefixed, under
 from ...maths.candidates import Candidates
 from ...maths.clienttable import ClientTable
 from ...maths.clustering import cluster_models
-from ...maths.grouping import holding_lambda, numbered, smallest_distance, winsorised
+from ...maths.grouping import Labels, holding_lambda, numbered, smallest_distance, winsorised
 from ...maths.recheck import Recheck
 from ...runtime.messages.records import Reply
 from .source import (
@@ -149,19 +149,26 @@ class Search:
             weights[rows] = examples[rows] / examples[rows].mean()
         return weights
 
+    def group_models(
+        self, state: FPFCState, weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.intp], Labels, NDArray[Any]]:
+        """Return the rows of clients that have a group, their groups, and the groups' models."""
+        groups = self.groups_of(state.clients.ids)
+        rows = np.flatnonzero(groups >= 0)
+        labels = numbered(groups[rows])
+        return rows, labels, cluster_models(state.pairs.omega[rows], weights[rows], labels)
+
     def renew_lambda(self, state: FPFCState) -> None:
         """Set lambda by the models of the present groups, and what it takes to hold them.
 
         By the gradients that the clients reported with their scores, which fall as models get
         better.
         """
-        ids, groups = state.clients.ids, self.groups_of(state.clients.ids)
-        has_one, weights = groups >= 0, self.weights(state.clients)
-        labels = numbered(groups[has_one])
-        models = cluster_models(state.pairs.omega[has_one], weights[has_one], labels)
-        scores = [self.scores.get(client) for client in ids]
+        weights = self.weights(state.clients)
+        rows, labels, models = self.group_models(state, weights)
+        scores = [self.scores.get(client) for client in state.clients.ids]
         norms = np.array([np.nan if of is None else of[1, self.chosen] for of in scores])
-        needed = holding_lambda(labels, (weights * norms)[has_one])
+        needed = holding_lambda(labels, (weights * norms)[rows])
         self.lam = lambda_between(smallest_distance(models), needed, state.pairs.rho)
         self.lam_inside = max(2 * needed, self.lam)
 

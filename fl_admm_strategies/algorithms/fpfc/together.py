@@ -13,7 +13,6 @@ from flwr.common import log
 
 from ...maths.blocks import Arrays, prefixed
 from ...maths.clustering import cluster_models
-from ...maths.grouping import numbered
 from ...maths.pairs import Groups, PairwiseStore
 from .source import FPFCState, Matrix, Replies, RoundStart, Rows, Task, fusion_tasks, scad
 from .stages import FUSION_ROUNDS, PROBE_FACTOR, Next, Search, Stage, reported
@@ -34,7 +33,10 @@ class Together(Stage):
     is_search = False
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
-        """Go on with FPFC's own rounds where few are left, or the user has set a penalty."""
+        """Go on with FPFC's own rounds where few are left, or the user has set a penalty.
+
+        Few are `FUSION_ROUNDS`, in a short run as many as there were since the search.
+        """
         rounds_since = start.round - search.last_round
         is_early = start.rounds_left > min(FUSION_ROUNDS, rounds_since) or search.fused_until > 0
         if is_early and start.state.source.replacement is None:
@@ -123,10 +125,9 @@ def _give_up(search: Search, server_round: int, state: FPFCState) -> None:
     """Let every group have one model again, the mean of its members', and no pairs."""
     log(INFO, "round %s: FPFC's own rounds raise the losses; the groups train on", server_round)
     search.fused_until = server_round
-    groups, omega = search.groups_of(state.clients.ids), state.pairs.omega.copy()
-    has_one, weights = groups >= 0, search.weights(state.clients)
-    labels = numbered(groups[has_one])
-    omega[has_one] = cluster_models(omega[has_one], weights[has_one], labels)[list(labels)]
+    rows, labels, models = search.group_models(state, search.weights(state.clients))
+    omega = state.pairs.omega.copy()
+    omega[rows] = models[list(labels)]
     state.pairs = PairwiseStore(omega, state.source.penalty, state.pairs.rho)
 
 
