@@ -213,7 +213,7 @@ def overview(tables: Sequence[Table]) -> str:
     everywhere = [alias for alias in methods if all(alias in means for means in found.values())]
     ranks = ranks_of([[means[alias][1] for means in found.values()] for alias in everywhere], True)
     rank = dict(zip(everywhere, ranks.means, strict=True))
-    of_problems = [work for t in tables if (work := t.work())]
+    of_problems = [table.work() for table in tables]
     local = {p: means["local"][1] for p, means in found.items() if "local" in means}
     rows = []
     for alias in sorted(methods, key=lambda alias: rank.get(alias, len(methods))):
