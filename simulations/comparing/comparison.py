@@ -184,7 +184,7 @@ class Comparison(Section):
             elif owner == alias:
                 own[setting] = value
             elif owner not in self.methods:
-                change(raw, key, value)
+                change(raw, key, copy.deepcopy(value))
         method, algorithm = self.method_of(alias), raw.get("algorithm", {})
         table = dict(raw.get("baselines", {}).get(method, {}))
         if not table and algorithm.get("name") == method:

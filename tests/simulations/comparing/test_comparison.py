@@ -111,6 +111,17 @@ def test_a_sweep_has_every_combination_of_its_values() -> None:
     assert read(None, {"methods": ["ditto"]}).points == [{}]
 
 
+def test_a_sweep_inside_a_table_leaves_the_comparison_as_it_was() -> None:
+    epochs = {"type": "random", "most": 20}
+    options = {"experiment": "housing-bodyfat", "methods": ["fpfc"], "seeds": 1}
+    options |= {"set": {"algorithm.local-epochs": epochs}}
+    options |= {"sweep": {"algorithm.local-epochs.most": [2, 5]}}
+    comparison = read(None, options)
+    found = [comparison.raw_settings("fpfc", 0, {}, p)["algorithm"] for p in comparison.points]
+    assert [one["local-epochs"]["most"] for one in found] == [2, 5]
+    assert comparison.set["algorithm.local-epochs"] == {"type": "random", "most": 20}
+
+
 def test_spaces_are_of_who_has_the_setting(comparison: Comparison) -> None:
     lr = Space("log", 0.01, 1.0)
     assert comparison.spaces_of("fedavg") == {"lr": lr}
