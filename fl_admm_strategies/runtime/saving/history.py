@@ -1,11 +1,15 @@
-"""What was measured in a run, in a file beside its checkpoints: a line of JSON a round."""
+"""What was measured in a run, in a file beside its checkpoints: a line of strict JSON a round.
+
+NaN is null in it, and infinity the text "Infinity" or "-Infinity", as in Protocol Buffers' JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +61,7 @@ class History:
         if self._is_damaged:
             self.path.replace(self.path.with_name(f"{self.path.name}.damaged"))
             self._is_damaged = False
-        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        line = json.dumps(_each(_strict, entry), separators=(",", ":")).encode() + b"\n"
         begin, checksum = self.extent
         with writing(self.path, begin + len(line)), open(self.path, "ab", opener=private) as file:
             file.truncate(begin)
@@ -96,7 +100,7 @@ class History:
     def entries(self) -> Iterator[dict[str, Any]]:
         """Read all rounds, one after another."""
         for line in _lines(self.path, self.extent.size):
-            yield json.loads(line)
+            yield _parsed(line)
 
     def read(self, server_round: int) -> dict[str, Any]:
         """Return what was measured in one round.
@@ -110,8 +114,7 @@ class History:
         try:
             with self.path.open("rb") as file:
                 file.seek(begin)
-                entry: dict[str, Any] = json.loads(file.read(length))
-                return entry
+                return _parsed(file.read(length))
         except (OSError, ValueError) as error:
             raise RuntimeError(
                 f"What was measured in round {server_round} is no longer in memory, and "
@@ -122,6 +125,33 @@ class History:
         """Begin an empty one; what there is goes on under another name."""
         self.extent, self._lines = Extent(0, 0), {}
         self._is_damaged = self.path.exists()
+
+
+def _each(change: Callable[[Any], Any], values: Any) -> Any:
+    """Return nested dicts and lists with each of their values changed."""
+    if isinstance(values, Mapping):
+        return {key: _each(change, value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_each(change, value) for value in values]
+    return change(values)
+
+
+def _strict(value: Any) -> Any:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else json.dumps(value)
+
+
+def _number(value: Any) -> Any:
+    return math.nan if value is None else float(value) if isinstance(value, str) else value
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Return a round's entry, of which what was not measured at all is None."""
+    return {
+        key: None if part is None else _each(_number, part)
+        for key, part in json.loads(line).items()
+    }
 
 
 def _lines(path: Path, size: int) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,25 @@ def test_what_is_appended_is_read_by_round(history: History) -> None:
     assert history.read(2) == entry(2)
     assert list(history.entries()) == [entry(r) for r in range(4)]
     assert (history.last_round, 3 in history, 4 in history) == (3, True, False)
+
+
+def refuse_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def test_every_line_is_strict_json_and_what_is_not_finite_is_read_back(tmp_path: Path) -> None:
+    history, whole = History(tmp_path / "history.jsonl"), entry(1)
+    means = [{"loss": math.inf}, {}, {"per-class": [0.5, -math.inf]}]
+    diverged = {**entry(2, loss=math.nan), "result": means}
+    history.append(whole)
+    history.append(diverged)
+    lines = history.path.read_text().splitlines()
+    plain, strict = (json.loads(line, parse_constant=refuse_constant) for line in lines)
+    assert plain == whole
+    assert strict["train"] == {"0": {"loss": None}, "7": {"loss": None}}
+    assert strict["result"] == [{"loss": "Infinity"}, {}, {"per-class": [0.5, "-Infinity"]}]
+    for found in (history.read(2), [*history.entries()][1]):
+        assert repr(found) == repr(diverged)
 
 
 def test_a_checkpoint_goes_on_from_where_it_was(history: History) -> None:
