@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -15,10 +16,15 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 # of threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# What imports and collecting make is no garbage: to look for some in it takes seconds.
+gc.disable()
+
 import pytest
 from hypothesis import settings
 
 from fl_admm_strategies.hosting import workers
+from fl_admm_strategies.maths.pairs import store
+from fl_admm_strategies.maths.pairs.kernels import choose_kernels
 from tests.support.refusals import Warned, warnings_in
 
 _MOST_WORKERS = 4
@@ -35,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     shared = [*workers._PRELOAD, "numba", "tests.support.cases"]
     workers._PRELOAD = [] if without_slow_tests(config) else shared
+    if without_slow_tests(config):  # numba compiles for many seconds, in every worker
+        store.choose_kernels = lambda engine: choose_kernels(engine or "numpy")
 
 
 def without_slow_tests(config: pytest.Config) -> bool:
@@ -80,6 +88,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         case = callspec.params.get("case") if callspec else None
         if getattr(case, "variant", False) and item.get_closest_marker("long") is None:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 @pytest.fixture

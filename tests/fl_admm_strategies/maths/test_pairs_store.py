@@ -31,10 +31,12 @@ try:
 except ImportError:
     numba = None
 
-ENGINES = [
-    "numpy",
-    pytest.param("numba", marks=pytest.mark.skipif(numba is None, reason="numba is missing")),
+# Slow, as numba compiles for some seconds.
+NEEDS_NUMBA = [
+    pytest.mark.slow,
+    pytest.mark.skipif(numba is None, reason="numba is missing"),
 ]
+ENGINES = ["numpy", pytest.param("numba", marks=NEEDS_NUMBA)]
 PAIRS = "fl_admm_strategies.maths.pairs"
 SCAD = SmoothedSCAD(lam=0.6)
 # A wide smoothing makes the first regime of (6) more than a corner case.
