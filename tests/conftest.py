@@ -16,9 +16,6 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 # of threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# What imports and collecting make is no garbage: to look for some in it takes seconds.
-gc.disable()
-
 import pytest
 from hypothesis import settings
 
@@ -41,7 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     shared = [*workers._PRELOAD, "numba", "tests.support.cases"]
     workers._PRELOAD = [] if without_slow_tests(config) else shared
-    if without_slow_tests(config):  # numba compiles for many seconds, in every worker
+    gc.disable()  # while tests are collected: to look for garbage among them takes seconds
+    if without_slow_tests(config) and not measuring(config):  # numba compiles for many seconds
         store.choose_kernels = lambda engine: choose_kernels(engine or "numpy")
 
 

@@ -156,7 +156,6 @@ def test_fpfc_finds_groups_by_a_training_loop_of_ones_own() -> None:
     with InProcessGrid(clients.client_app(client_fn), 6) as grid:
         strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=14)
     search = strategy.diagnostics().search
-    assert search is not None
     assert list(search.labels.values()) == [0, 1, 0, 1, 0, 1]
     assert search.lam_needed > 0
 

@@ -200,7 +200,6 @@ def study(
     outputs, features, m = data.num_classes or 1, data.input_shape[0] + 1, len(data.clients)
     train, held_out = [], []
     for client in data.clients:
-        assert client.validation is not None
         train.append((client.train[0][: most * 64 // 100], client.train[1][: most * 64 // 100]))
         part = most * 16 // 100
         held_out.append((client.validation[0][:part], client.validation[1][:part]))

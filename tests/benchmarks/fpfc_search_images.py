@@ -47,7 +47,6 @@ def features(name: str, seed: int) -> tuple[Parts, Parts, Array, Labels]:
     draw = np.random.default_rng(seed)
     train, held_out = [], []
     for client in data.clients:
-        assert client.validation is not None
         inputs, labels = map(torch.cat, zip(client.train, client.validation, strict=True))
         order = torch.randperm(len(labels), generator=chance)
         count = len(labels) // 5
@@ -92,7 +91,6 @@ def features(name: str, seed: int) -> tuple[Parts, Parts, Array, Labels]:
             for x, y in train + held_out
         ]
         center = torch.cat([weight, bias[:, None]], 1).numpy()
-    assert data.true_clusters is not None
     return parts[:m], parts[m:], center, numbered(data.true_clusters)
 
 

@@ -183,7 +183,6 @@ class Loop:
         self.loss_fn(model(batch[0]), batch[1]).backward()
         with torch.no_grad():
             for place, parameter in enumerate(model.parameters()):
-                assert parameter.grad is not None
                 if near is not None:
                     parameter.grad.add_(parameter - near[place], alpha=LAM)
                 parameter.add_(parameter.grad, alpha=-LR)

@@ -230,7 +230,6 @@ class Doubling(FedADMM):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         arrays, metrics = super().aggregate_train(server_round, replies)
-        assert arrays is not None
         assert metrics is not None
         doubled = ArrayRecord({key: Array(2 * array.numpy()) for key, array in arrays.items()})
         self.calls.append(("aggregate", float(norm_of(doubled))))
@@ -242,7 +241,6 @@ class Doubling(FedADMM):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> Any:
         metrics = super().aggregate_evaluate(server_round, replies)
-        assert metrics is not None
         return MetricRecord({**metrics, "mine": 2.0})
 
 
@@ -322,7 +320,6 @@ def test_a_model_that_cannot_be_used_is_refused_by_a_sentence() -> None:
 
         def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
             arrays, metrics = super().aggregate_train(server_round, replies)
-            assert arrays is not None
             return self.broken(arrays), metrics
 
     for broken, named in (

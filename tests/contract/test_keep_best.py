@@ -56,7 +56,7 @@ def assert_kept(folder: Path, expected: Mapping[str, Arrays]) -> None:
         assert_same_bits(kept[name], model)
 
 
-@pytest.mark.parametrize("case", fast(["FPFC", "FedMC-ADMM", "FedAvg"], AT_ANY_PACE))
+@pytest.mark.parametrize("case", fast(["FPFC", "FedMC-ADMM"], AT_ANY_PACE))
 def test_the_models_of_the_best_round_are_kept(case: Case, tmp_path: Path) -> None:
     strategy = case.strategy(seed=1)
     keeper = Keeper(strategy)

@@ -72,8 +72,8 @@ class Case:
     variant : bool
         Whether its tests are slow ones: it is another setting of a strategy that is among the
         others, or one that shares most of its code with one that is (FedADMM, FLAME and
-        Lp-Proj with FedAPM, FedALS with FedMC-ADMM, Ditto, Local and pFedMe with FedAvg and
-        FedAPM).
+        Lp-Proj with FedAPM, FedALS with FedMC-ADMM, Ditto, Local and pFedMe with FedAvg, which
+        has nothing that FPFC and FedAPM have not).
     """
 
     name: str
@@ -207,7 +207,7 @@ CASES = [
         view=views.MESSAGES,
         enlarged=large.of_wide_samples,
     ),
-    Case("FedAvg", partial(library.FedAvg, lr=0.5), of.SGDClient),
+    variant("FedAvg", partial(library.FedAvg, lr=0.5), of.SGDClient),
     keeping_variant(
         "Ditto", partial(library.Ditto, lam=0.5, lr=0.5, weights="size"), of.DittoClient
     ),

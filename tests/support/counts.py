@@ -10,7 +10,6 @@ from simulations.data import FederatedData
 
 def class_counts(data: FederatedData) -> NDArray[np.int64]:
     """Count training labels: shape (m, num_classes), row i for client i."""
-    assert data.num_classes is not None
     return np.stack(
         [np.bincount(c.train[1].numpy(), minlength=data.num_classes) for c in data.clients]
     )

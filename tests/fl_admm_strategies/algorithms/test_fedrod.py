@@ -82,7 +82,6 @@ def test_a_class_without_samples_is_removed_and_leaves_no_nan(dtype: Any, gamma:
     loss = F.cross_entropy(balanced.float(), LABELS, label_smoothing=0.0)
     loss.backward()  # type: ignore[no-untyped-call]
     assert torch.isfinite(loss)
-    assert logits.grad is not None
     assert torch.isfinite(logits.grad).all()
     assert bool((logits.grad[:, 1] == 0).all()) == bool(gamma)
     if gamma:  # as if there were two classes

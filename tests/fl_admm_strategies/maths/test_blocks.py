@@ -100,7 +100,6 @@ def test_the_optimised_block_is_what_is_trained_less_a_pattern() -> None:
 
 def choose(pattern: str) -> list[str]:
     compiled = compile_pattern("personal", pattern)
-    assert compiled is not None
     return matching("personal", compiled, [name for name in MODEL if name != "count"])
 
 

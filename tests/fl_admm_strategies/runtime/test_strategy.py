@@ -419,7 +419,6 @@ def test_flowers_own_methods_do_a_round_for_a_loop_of_the_users_own() -> None:
     strategy, grid = Mean(), InProcessGrid(echo_app(), 3)
     messages = strategy.configure_train(1, MODEL, ConfigRecord(), grid)
     arrays, metrics = strategy.aggregate_train(1, grid.send_and_receive(messages))
-    assert arrays is not None
     assert metrics is not None
     assert_allclose(arrays["w"].numpy(), 1)
     assert metrics["loss"] == pytest.approx(4 / 3)

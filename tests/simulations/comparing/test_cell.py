@@ -258,7 +258,6 @@ def test_a_run_that_diverged_is_a_failed_cell_with_its_reason(tmp_path: Path) ->
     one_step = {"algorithm.local-epochs": 1, "training.batch-size": 1000}
     cells.work(cell_of("fedavg", fedavg__lr=1e15, **one_step), path)
     found = cells.read(path)
-    assert found is not None
     assert names(found["error"], "round 2", "usable", "diverged")
     assert (found["alias"], found["seed"]) == ("fedavg", 1)
 

@@ -72,7 +72,6 @@ def test_an_interrupted_comparison_of_own_data_goes_on_and_its_page_opens(tmp_pa
         )
 
     first = start()
-    assert first.stdout is not None
     said = [first.stdout.readline() for _ in range(4)]
     first.send_signal(signal.SIGINT)
     assert first.wait(60) == 130

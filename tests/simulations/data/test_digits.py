@@ -17,7 +17,6 @@ def test_all_digits_are_dealt_evenly_in_three_groups(clients: int) -> None:
     assert max(sizes) - min(sizes) <= 1
     for client, size in zip(data.clients, sizes, strict=True):
         assert len(client.test[1]) == round(size / 5)
-    assert data.true_clusters is not None
     assert data.true_clusters.tolist() == sorted([0, 1, 2] * (clients // 3))
 
 

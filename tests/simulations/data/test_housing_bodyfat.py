@@ -46,7 +46,6 @@ def rows(root: Path, clients: slice, part: str = "train", **options: object) -> 
 
 def test_every_row_is_dealt_once_and_evenly(root: Path) -> None:
     data = load("housing-bodyfat", 1, root)
-    assert data.true_clusters is not None
     assert data.true_clusters.tolist() == [0] * 6 + [1] * 2
     assert (data.task, data.input_shape, data.num_classes) == ("regression", (14,), None)
     sizes = [len(c.train[1]) + len(c.test[1]) for c in data.clients]

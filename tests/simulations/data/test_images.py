@@ -59,7 +59,6 @@ def counts(data: FederatedData, part: str) -> np.ndarray:
 
 def test_every_image_is_dealt_once(root: Path) -> None:
     data = load("mnist-swap", 1, root)
-    assert data.true_clusters is not None
     assert data.true_clusters.tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5
     for part, n in (("train", 3000), ("test", 500)):
         dealt = [i for c in data.clients for i in numbers(getattr(c, part)[0])]

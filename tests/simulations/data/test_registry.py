@@ -48,7 +48,6 @@ def test_the_seed_decides_everything(name: str, options: dict) -> None:
 def test_what_a_federated_data_set_promises(name: str, options: dict) -> None:
     data = load(name, 0, **options)
     assert data.name == name
-    assert data.true_clusters is not None
     assert data.true_clusters.shape == (len(data.clients),)
     for client in data.clients:
         assert client.validation is None
@@ -66,7 +65,6 @@ def test_validation_is_a_fifth_of_the_training_part_and_leaves_the_test_part(
 ) -> None:
     without, with_ = load(name, 0, **options), load(name, 0, validation=True, **options)
     for a, b in zip(without.clients, with_.clients, strict=True):
-        assert b.validation is not None
         n = len(a.train[1])
         assert len(b.validation[1]) == round(n / 5)
         assert torch.equal(torch.cat([b.train[0], b.validation[0]]), a.train[0])

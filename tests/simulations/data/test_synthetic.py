@@ -25,7 +25,6 @@ def test_clusters_are_contiguous_blocks_in_the_papers_proportions(
     scenario: str, clients: int | None, sizes: list[int]
 ) -> None:
     data = load(f"synthetic-{scenario}", 1, clients=clients)
-    assert data.true_clusters is not None
     assert data.true_clusters.tolist() == [c for c, n in enumerate(sizes) for _ in range(n)]
 
 

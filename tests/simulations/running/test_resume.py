@@ -160,7 +160,6 @@ def content(folder: Path) -> dict[Path, bytes]:
 def test_another_experiment_is_refused_before_anything_is_sent(
     change: str, named: list[str], resume: RunConfig
 ) -> None:
-    assert resume.out is not None
     before = content(resume.out)
     with refused(ValueError, resume.out, *named):
         prepare(replace(resume, changes=(*OWN, change)), "x")

@@ -155,7 +155,6 @@ def test_diagnostics_of_the_trace_by_hand() -> None:
     for (i, j), value in zip(pairs, theta, strict=True):
         assert found.theta_norms[i, j] == pytest.approx(abs(value), abs=1e-9)
     distribution = found.norm_distribution
-    assert distribution is not None
     assert_allclose(distribution.norms, np.sort(np.abs(theta)), atol=1e-9)
     r2 = max(abs(omega[i] - omega[j] - t) for (i, j), t in zip(pairs, theta, strict=True))
     assert found.primal_residual == pytest.approx(r2, abs=1e-9)
@@ -191,7 +190,6 @@ def fpfc(**settings: Any) -> FPFC:
 def groups_of(message: Message) -> dict[str, int]:
     """Return the groups of a message and how many arrays are in each."""
     groups = parse_groups(message.content["config"])
-    assert groups is not None
     return {group: len(names) for group, names in groups.items()}
 
 

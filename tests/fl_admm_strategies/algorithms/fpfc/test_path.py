@@ -100,7 +100,6 @@ def pairs_in(state: Mapping[str, NDArray[Any]]) -> State:
 def test_the_lambda_that_is_worse_is_taken_back() -> None:
     strategy, _, states = whole(WARM, 18)
     taken = strategy.diagnostics().path
-    assert taken is not None
     assert taken.last_rounds.tolist() == [4, 8, 12, 16]
     assert taken.chosen == 2
     assert taken.lam == 0.5 == strategy.penalty_in_use.lam
@@ -145,7 +144,6 @@ def test_a_stage_ends_when_the_metric_is_at_rest() -> None:
     strategy = along(path, fraction_train=1.0)
     strategy.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 15)
     taken = strategy.diagnostics().path
-    assert taken is not None
     values = [
         np.mean([metrics["validation-loss"] for metrics in strategy.train_metrics[r].values()])
         for r in range(1, 16)
@@ -174,7 +172,6 @@ def test_the_metric_is_that_of_the_uploaded_model_on_the_samples_held_out() -> N
         for client, metrics in strategy.train_metrics[server_round].items():
             last[client] = metrics["validation-loss"]
     taken = strategy.diagnostics().path
-    assert taken is not None
     assert taken.values[1] == pytest.approx(np.mean(list(last.values())))
 
 
@@ -182,7 +179,6 @@ def test_models_that_were_taken_back_are_sent() -> None:
     _, grid, _ = whole(WARM, 18)
     for message in grid.phase(MessageType.TRAIN, 17):
         groups = parse_groups(dict(message.content["config"]))
-        assert groups is not None
         assert "start" in groups
     with_start = [
         "start" in (parse_groups(dict(m.content["config"])) or [])
@@ -214,7 +210,6 @@ def test_a_path_of_one_lambda_is_a_plain_run(path: LambdaPath) -> None:
 def test_every_lambda_from_the_start_and_then_the_best() -> None:
     strategy, grid, states = whole(SEPARATE, 14)
     taken = strategy.diagnostics().path
-    assert taken is not None
     assert taken.last_rounds.tolist() == [4, 8, 12]
     assert taken.chosen == int(np.argmin(taken.values))
     first = np.concatenate([a.ravel() for a in from_array_record(arrays()).values()])
@@ -296,7 +291,6 @@ def test_clients_may_come_and_go_between_the_best_and_the_return_to_it(
     partitions = PARTITIONS if online is FROM_ROUND_3 else (0, 1, 4, 1)
     strategy.start(RestlessGrid(app(), partitions, online), arrays(), 8)
     taken = strategy.diagnostics().path
-    assert taken is not None
     assert len(taken.labels) == len(strategy.client_ids)
     assert taken.chosen is not None
 
@@ -332,7 +326,6 @@ def test_lambdas_are_compared_by_the_clients_that_were_there_with_both(
     strategy.update = saying  # type: ignore[method-assign]
     strategy.start(grid, arrays(), 7)
     taken = strategy.diagnostics().path
-    assert taken is not None
     assert (taken.chosen, taken.last_rounds.tolist()) == (1, [3, 6])
 
 
@@ -346,7 +339,6 @@ def test_a_loss_that_is_none_is_the_worst_and_can_be_saved(loss: float) -> None:
     strategy = along(LambdaPath([0.0, 0.5], min_rounds=1, max_rounds=2), fraction_train=1.0)
     strategy.start(WatchedGrid(clients, NUM_CLIENTS), arrays(), 3)
     taken = strategy.diagnostics().path
-    assert taken is not None
     assert taken.values[0] == pytest.approx(1e30 / 6)
     again = along(LambdaPath([0.0, 0.5], min_rounds=1, max_rounds=2), fraction_train=1.0)
     again.load_state_dict(strategy.state_dict())

@@ -105,7 +105,6 @@ def test_the_groups_are_found_and_lambda_from_them() -> None:
     assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
     found = strategy.diagnostics()
     search = found.search
-    assert search is not None
     assert search.last_round == SCORE
     assert search.labels == dict(enumerate([0, 1, 0, 1, 1, 0]))
     assert search.num_groups.tolist() == [1, 2, 3, 6]
@@ -146,7 +145,6 @@ def test_who_is_asked_what_in_every_stage() -> None:
     for server_round in range(FUSION, ROUNDS + 1):
         for message in grid.phase(MessageType.TRAIN, server_round):
             groups = parse_groups(config(message))
-            assert groups is not None
             assert ("start" in groups) == (message.metadata.dst_node_id - FIRST not in before)
         before = set(asked(grid, server_round))
 
@@ -183,7 +181,6 @@ def test_the_models_by_hand() -> None:
         x = np.hstack([x, np.ones((len(x), 1))])
         norms.append(np.linalg.norm(2 * x.T @ (x @ alpha[group] - y[:, 0]) / len(x)))
     search = strategy.diagnostics().search
-    assert search is not None
     assert search.lam_needed == pytest.approx(6 * max(norms) / 2, rel=1e-4)
 
 
@@ -247,7 +244,6 @@ def test_where_alone_is_taken_the_best_other_grouping_has_more_time(
     grid = run(strategy, rounds, WatchedGrid(app_of(of_one_feature_each), 3))
     assert strategy.clusters().tolist() == groups
     search = strategy.diagnostics().search
-    assert search is not None
     longer = range(SCORE + 1, search.last_round)
     assert len(longer) == (0 if groups[1] else LONGER)
     for server_round in longer:
@@ -263,7 +259,6 @@ def test_more_time_where_only_a_client_without_a_place_is_sampled() -> None:
     strategy = auto(fraction_train=0.25, max_norm=1e6)
     run(strategy, 90, grid)
     search = strategy.diagnostics().search
-    assert search is not None
     longer = range(SCORE + PROBE_ROUNDS, search.last_round)
     counts = [len(asked(grid, r)) for r in longer]
     assert set(counts) == {1, 3}
@@ -285,14 +280,12 @@ def test_of_many_clients_a_few_choose_and_the_one_of_its_kind_is_among_them() ->
     assert odd in asked(grid, 5)
     assert strategy.clusters().tolist() == [int(client == odd) for client in range(count)]
     search = strategy.diagnostics().search
-    assert search is not None
     assert search.last_round == 5
     # A client that is new starts at the mean, without a pull; later ones are as ever.
     heard: set[int] = set()
     for server_round in (1, 2, 3):
         for message in grid.phase(MessageType.TRAIN, server_round):
             groups = parse_groups(config(message))
-            assert groups is not None
             assert "start" not in groups
             is_new = message.metadata.dst_node_id - FIRST not in heard
             assert config(message)["rho"] == (0.0 if is_new else 1.0)
@@ -317,7 +310,6 @@ def test_the_search_of_100_clients_costs_what_40_rounds_of_fedavg_cost() -> None
     strategy = FPFC(**settings, max_norm=1e6, seed=1)
     run(strategy, 24, WatchedGrid(app_of(data_of_many), 100))
     search = strategy.diagnostics().search
-    assert search is not None
     spent = [strategy.traffic[r] for r in range(1, search.last_round + 1)]
     numbers = sum(t.down + t.up for t in spent if t is not None) / 4  # float32
     assert numbers <= 40 * 10 * 2 * 4  # d = 4
@@ -356,7 +348,6 @@ def test_one_group_and_everybody_alone(caplog: pytest.LogCaptureFixture) -> None
     run(together, grid=grid(lambda client: SLOPES[0]))
     assert together.clusters().tolist() == [0] * 6
     search = together.diagnostics().search
-    assert search is not None
     assert np.isnan(search.smallest_distance)
     assert together.penalty_in_use.lam == 2 * search.lam_needed > 0
 
@@ -403,7 +394,6 @@ def test_without_held_out_samples_the_groups_are_found_by_corrected_training_los
     grid = run(strategy)
     assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
     search = strategy.diagnostics().search
-    assert search is not None
     (message,) = [
         m for m in grid.phase(MessageType.TRAIN, PROBE) if m.metadata.dst_node_id == FIRST
     ]
@@ -445,7 +435,6 @@ def test_a_client_holds_out_one_sample_at_least_and_with_only_one_has_no_vote() 
     assert [c for c in range(NUM_CLIENTS) if "held-out-none" in probes[c]] == [3]
     assert not any("optimism" in metrics for metrics in probes.values())
     search = strategy.diagnostics().search
-    assert search is not None
     voters = [c for c in range(NUM_CLIENTS) if c != 3]
     for k, loss in enumerate(search.losses):
         assert loss == pytest.approx(np.mean([scores[c][f"held-out-loss-{k}"] for c in voters]))
@@ -520,8 +509,6 @@ def test_a_lost_probe_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> No
     # The same search a round later: it went from the same point.
     expected = usual.diagnostics().search
     found = strategy.diagnostics().search
-    assert found is not None
-    assert expected is not None
     assert found.last_round == expected.last_round + 1
     assert_allclose(found.losses, expected.losses, rtol=1e-5)
 
@@ -540,7 +527,6 @@ def test_who_never_replies_joins_afterwards(caplog: pytest.LogCaptureFixture) ->
     assert ("held-out" in first[3], "held-out" in first[0]) == (True, False)
     assert "held-out" not in second[3]
     search = strategy.diagnostics().search
-    assert search is not None
     assert 3 not in search.labels
     assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]  # it said which is its group
 
@@ -559,8 +545,6 @@ def test_a_lost_reply_of_another_stage_counts_as_none(server_round: int) -> None
     run(strategy, grid=grid)
     assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
     found, expected = strategy.diagnostics().search, plain()[0].diagnostics().search
-    assert found is not None
-    assert expected is not None
     assert found.last_round == SCORE
     if server_round not in (REPROBE, JUDGE, FUSION):
         assert not np.array_equal(found.losses, expected.losses)
@@ -572,8 +556,6 @@ def test_a_round_without_any_reply_is_repeated() -> None:
     spoil = {r: without(*range(NUM_CLIENTS)) for r in (REFIT, SCORE + 1)}
     run(strategy, ROUNDS + 2, WatchedGrid(app(), NUM_CLIENTS, spoil=spoil))
     search, expected = strategy.diagnostics().search, plain()[0].diagnostics().search
-    assert search is not None
-    assert expected is not None
     assert search.last_round == SCORE + 2
     assert_allclose(search.losses, expected.losses, rtol=1e-6)
 
@@ -634,8 +616,6 @@ def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_pat
     start(strategy, resume=True)
     assert_same_bits(strategy.state_dict(), plain()[0].state_dict())
     found, expected = strategy.diagnostics().search, plain()[0].diagnostics().search
-    assert found is not None
-    assert expected is not None
     assert_array_equal(found.losses, expected.losses)
 
 
@@ -693,7 +673,6 @@ def test_uploads_are_bounded_and_forged_in_the_search_too(
     assert all(" client 3 refused" in line for line in refused)
     assert {int(line.split()[1][:-1]) for line in refused} >= {PROBE, PROBE + 1, PROBE + 2}
     search = strategy.diagnostics().search
-    assert search is not None
     assert search.labels == {0: 0, 1: 1, 2: 0, 4: 1, 5: 0}
 
 

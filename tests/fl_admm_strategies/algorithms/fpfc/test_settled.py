@@ -111,7 +111,6 @@ def test_a_group_trains_one_model_the_mean_by_examples_and_sends_it_to_all() -> 
 def test_pairs_begin_in_the_last_rounds_and_never_where_nobody_knows_which_these_are() -> None:
     strategy, _, _ = whole()
     search = strategy.diagnostics().search
-    assert search is not None
     assert search.fused_from == PAIRS - 1
     assert search.lam_inside >= strategy.diagnostics().lam > 0
     assert strategy.state.pairs.num_stored > 0
@@ -119,7 +118,6 @@ def test_pairs_begin_in_the_last_rounds_and_never_where_nobody_knows_which_these
     strategy = auto()
     run_workflow(InProcessGrid(legacy_app(), NUM_CLIENTS), LegacyStrategy(strategy, arrays()), LAST)
     search = strategy.diagnostics().search
-    assert search is not None
     assert search.fused_from == 0
     assert strategy.state.pairs.num_stored == 0
     models = omega(strategy)

@@ -208,7 +208,6 @@ with FileLock({str(folder / ".lock")!r}):
 """
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield
         process.kill()
