@@ -93,6 +93,8 @@ LIMITS: dict[str, tuple[Callable[[], StatefulStrategy], Callable[..., NumPyClien
     "FedSim, nothing personal": (lambda: setting("FedSim", None), of.FedSimClient),
     "LG-FedAvg, nothing local": (lambda: setting("LGFedAvg", None), of.LGFedAvgClient),
 }
+SOME = [IFCA, "FedProx, mu = 0", "Ditto's global model"]
+"""Those of the fast tests."""
 
 
 def assert_alike(name: str, found: Arrays, expected: Arrays) -> None:
@@ -114,14 +116,14 @@ def fedavg(model: Callable[[], nn.Module] = make_model, attack: Attack | None = 
     [make_model, pytest.param(with_dropout, marks=pytest.mark.slow)],
     ids=["plain", "dropout"],
 )
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", fast([*SOME, "FedALA, no layers"], LIMITS))
 def test_a_limit_that_is_fedavg_has_its_bits(name: str, model: Callable[[], nn.Module]) -> None:
     strategy, client_class = LIMITS[name]
     assert_alike(name, end_of(strategy(), client_class, model), fedavg(model))
 
 
 @pytest.mark.parametrize("kind", fast(["gaussian"], SIGMAS))
-@pytest.mark.parametrize("name", fast([IFCA, "FedProx, mu = 0", "Ditto's global model"], LIMITS))
+@pytest.mark.parametrize("name", fast(SOME, LIMITS))
 def test_an_attack_means_the_same_model_in_every_method(name: str, kind: Kind) -> None:
     strategy, client_class = LIMITS[name]
     attack = Attack(kind, ratio=0.25)

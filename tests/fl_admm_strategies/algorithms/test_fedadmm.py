@@ -21,6 +21,7 @@ from fl_admm_strategies.runtime.saving.state import arrays_of
 from fl_admm_strategies.runtime.trust.guard import snapshot
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
 from tests.support.federation import WatchedGrid, client_fn_of, initial_arrays
+from tests.support.pace import fast
 from tests.support.refusals import Warned, names, refused
 
 
@@ -80,6 +81,7 @@ def test_two_rounds_by_hand(duals: Any) -> None:
         assert_allclose(own[1].u, [1.7], rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_it_converges_to_the_minimiser_by_the_clients_weights() -> None:
     # sum_i alpha_i f_i, alpha = 1/2: (u - 1) + 2 (2u - 6) = 0 at u = 13/5; plain averaging of the
     # clients' own minimisers 1 and 3 would give 2.
@@ -125,7 +127,7 @@ def small(duals: Any, weights: Any) -> tuple[FedADMM, WatchedGrid]:
     return strategy, grid
 
 
-@pytest.mark.parametrize("weights", ["uniform", "size"])
+@pytest.mark.parametrize("weights", fast(["size"], ["uniform", "size"]))
 def test_duals_with_the_clients_give_the_same_model_for_the_same_bytes(weights: Any) -> None:
     (here, grid), (there, _) = small("strategy", weights), small("client", weights)
     for name, array in here.global_arrays.items():
@@ -151,7 +153,7 @@ def test_duals_with_the_clients_give_the_same_model_for_the_same_bytes(weights: 
 
 
 @pytest.mark.parametrize("start_at", ["global", "own"])
-@pytest.mark.parametrize("averaging", ["participants", "all"])
+@pytest.mark.parametrize("averaging", fast(["all"], ["participants", "all"]))
 def test_where_the_duals_live_does_not_matter_in_any_form(start_at: Any, averaging: Any) -> None:
     grid = scalar_grid((1.0, 2.0, -1.0, 0.5), (1.0, 6.0, 2.0, 2.0))
     here, there = (

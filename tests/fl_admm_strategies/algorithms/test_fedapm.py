@@ -33,6 +33,7 @@ from tests.support.federation import (
     make_model,
     node_of,
 )
+from tests.support.pace import fast
 from tests.support.refusals import refused
 
 # --- f_i(v, u) = 1/2 |B_i v + A_i u - c_i|^2 as a model -----------------------------------------
@@ -253,7 +254,7 @@ def test_the_golden_traces(exact: bool, trace: dict[int, Any], duals: Any) -> No
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("fraction", [1.0, 1 / 3])
+@pytest.mark.parametrize("fraction", fast([1 / 3], [1.0, 1 / 3]))
 def test_the_identities_of_a_round(exact: bool, fraction: float) -> None:
     # T2 and (79), whatever the quality of the local steps: L changes by exactly so much as first
     # V, then U, then Pi, then u moves. With an exact v-step (57) also holds as an inequality.
@@ -416,7 +417,7 @@ def small_grid(client_class: Any = FedAPMClient, **kwargs: Any) -> WatchedGrid:
 # --- Reductions ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("duals", ["strategy", "client"])
+@pytest.mark.parametrize("duals", fast(["strategy"], ["strategy", "client"]))
 def test_nothing_personal_is_fedadmm_to_the_bit(duals: Any) -> None:
     settings: dict[str, Any] = {"rho": 0.1, "lr": 0.5, "local_epochs": 2, "weights": "size"}
     settings |= {"duals": duals, "fraction_train": 0.5, "seed": 4}

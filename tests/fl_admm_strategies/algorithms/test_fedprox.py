@@ -49,12 +49,10 @@ def test_clients_of_unequal_power_do_what_they_can() -> None:
     assert_allclose(w, [(10 * 0.1 - 20 * 0.35 + 30 * 2.223) / 60], atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epochs", "rounds", "limit"),
-    [
-        pytest.param(130, 14, 1.4324324324, marks=pytest.mark.slow),
-        (2, 40, 1.8451730419),
-    ],
+    [(130, 14, 1.4324324324), (2, 40, 1.8451730419)],
 )
 def test_the_limit_is_not_the_minimiser(epochs: int, rounds: int, limit: float) -> None:
     # P4, mu = .5. With exact local solutions (a_i b_i + mu w)/(a_i + mu), w = sum h_i b_i/sum h_i,

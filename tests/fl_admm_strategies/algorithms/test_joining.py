@@ -100,13 +100,8 @@ def when_all_have_come_and_gone(name: str) -> StatefulStrategy:
     return strategy
 
 
-SLOW = ("FedADMM", "FedADMM-size-client", "FLAME-size", "FLAME-client", "FedGiA-client")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MINIMISERS]
-)
+@pytest.mark.parametrize("name", MINIMISERS)
 def test_the_global_model_becomes_the_minimiser_over_those_that_are_left(name: str) -> None:
     # f_i have one curvature, so the minimiser of sum_i alpha_i f_i is the mean of the i, weighted
     # by alpha_i, which is constant or in the ratio of the i + 1. FLAME's envelopes have one
@@ -118,6 +113,7 @@ def test_the_global_model_becomes_the_minimiser_over_those_that_are_left(name: s
     assert_allclose(model["weight"], [[expected]], rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_what_fedgia_reports_belongs_to_those_that_are_left() -> None:
     # f(x) = (1/m) sum_i (x - i)^2 over the three, at their mean 7/3: 14/9; its gradient is 0.
     found = when_all_have_come_and_gone("FedGiA-gradient").diagnostics()  # type: ignore[attr-defined]
@@ -296,16 +292,19 @@ def test_the_curvature_of_a_joining_client_that_was_not_given(tmp_path: Path) ->
     assert_allclose(start(grid, 4).state.clients.column("curvature"), [1, 3, 2, 2], rtol=1e-3)
 
 
+shares_the_rule = partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("strategy", "client_class", "expected"),
     [
         (FedADMM(published=True, rho=0.1, lr=0.5), FedADMMClient, "w"),
-        (FedADMM(published=True, rho=0.1, lr=0.5, duals="client"), FedADMMClient, "w"),
-        pytest.param(
-            FLAME(published=True, rho=0.2, lr=0.5), FLAMEClient, "w", marks=pytest.mark.slow
+        shares_the_rule(
+            FedADMM(published=True, rho=0.1, lr=0.5, duals="client"), FedADMMClient, "w"
         ),
-        (FLAME(published=True, rho=0.2, lr=0.5, duals="client"), FLAMEClient, "w"),
-        (FedAPM("^head", published=True, rho=0.1, lr=0.5), FedAPMClient, "w"),
+        shares_the_rule(FLAME(published=True, rho=0.2, lr=0.5), FLAMEClient, "w"),
+        shares_the_rule(FLAME(published=True, rho=0.2, lr=0.5, duals="client"), FLAMEClient, "w"),
+        shares_the_rule(FedAPM("^head", published=True, rho=0.1, lr=0.5), FedAPMClient, "w"),
         (LpProjADMM(rho=0.2, lr=0.5, dimension=3), LpProjADMMClient, "initial"),
     ],
     ids=["FedADMM", "FedADMM-client", "FLAME", "FLAME-client", "FedAPM", "LpProj"],

@@ -50,6 +50,7 @@ def test_the_worked_example(eta: float, two: float) -> None:
     assert_allclose(found, [ONE, [two, -2.1919444444]], atol=1e-9)
 
 
+@pytest.mark.slow
 def test_it_converges_to_the_minimiser_whoever_takes_part() -> None:
     # 11/7, with the c_i at the clients' gradients there, which sum to 0 (T1); two of three take
     # part, in turn.

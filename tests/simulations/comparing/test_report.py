@@ -100,6 +100,7 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
 
+@pytest.mark.slow
 def test_the_page_has_everything_in_it_and_the_numbers(written: Path) -> None:
     assert {path.name for path in written.glob("*.pdf")} == {
         *("curves.pdf", "ranks.pdf", "fairness.pdf")
@@ -123,6 +124,7 @@ def test_the_page_has_everything_in_it_and_the_numbers(written: Path) -> None:
     assert pair[1:] == ["+20.00", "+20.00 to +20.00", "6/6", "0.0312", "0.0938"]
 
 
+@pytest.mark.slow
 def test_markdown_latex_and_csv_have_the_same_numbers(written: Path) -> None:
     markdown = (written / "report.md").read_text(encoding="utf-8")
     assert re.search(r"\| ditto \| model \| 72\.50 \| ", markdown)

@@ -47,6 +47,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # FedAPM's clients keep parameters that nobody else has.
     whole = run(RunConfig("fedapm-cifar10", changes=SMALL, out=tmp_path / "whole"))

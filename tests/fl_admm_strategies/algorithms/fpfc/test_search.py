@@ -360,6 +360,7 @@ def test_one_group_and_everybody_alone(caplog: pytest.LogCaptureFixture) -> None
 # --- Too short, too few, bad input ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_is_too_short_says_so(caplog: pytest.LogCaptureFixture) -> None:
     strategy = auto(fraction_evaluate=1.0)
     run(strategy, 4)

@@ -108,6 +108,7 @@ def test_a_group_trains_one_model_the_mean_by_examples_and_sends_it_to_all() -> 
     assert strategy.state.source.found.fused_from == PAIRS - 1
 
 
+@pytest.mark.slow
 def test_pairs_begin_in_the_last_rounds_and_never_where_nobody_knows_which_these_are() -> None:
     strategy, _, _ = whole()
     search = strategy.diagnostics().search
@@ -325,7 +326,8 @@ def test_the_clusters_model_is_the_headline() -> None:
 # --- Resuming, engines, one reply at a time -------------------------------------------------------
 
 
-@pytest.mark.parametrize("last", fast([PAIRS], [JUDGE, JUDGE + 1, PAIRS - 1, PAIRS, PAIRS + 1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [JUDGE, JUDGE + 1, PAIRS - 1, PAIRS, PAIRS + 1])
 def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_path: Path) -> None:
     def start(strategy: FPFC, **options: Any) -> None:
         grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
