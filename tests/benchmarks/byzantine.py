@@ -12,17 +12,14 @@ already is not repeated. `--table` prints the tables alone.
 from __future__ import annotations
 
 import argparse
-import csv
 import logging
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import mean, pstdev
 from typing import Any, NamedTuple
 
 import torch
@@ -32,10 +29,11 @@ from torch import nn
 
 import clients
 import fl_admm_strategies as library
-from clients import Minibatches, accuracy, client_app
+from clients import client_app
 from fl_admm_strategies import InProcessGrid
 from simulations.attacks import Attack, AttackingClient
 from simulations.data.registry import load
+from tests.benchmarks.shared import append, client_fn_of, prepare, read, spread
 
 ROUNDS, BATCH = 20, 16
 DATA: dict[str, tuple[str, dict[str, Any]]] = {
@@ -86,23 +84,15 @@ class Method:
         """Return the accuracy of the honest clients in percent; NaN where the run ended early."""
         name, options = DATA[data]
         data_: Any = load(name, seed, None, **options)
-        dealt = data_.clients
-        m = len(dealt)
+        m = len(data_.clients)
+        honest_fn = client_fn_of(self.client, data_, partial(self.initial, seed), BATCH)
         drawn: Any = "gaussian" if kind in ("none", "lies") else kind
         attack = Attack(drawn, count / m, seed=seed)
         malicious = attack.malicious(m)
 
         def client_fn(context: Context) -> Any:
             client = int(context.node_config["partition-id"])
-            samples = dealt[client]
-            honest = self.client(
-                context,
-                self.initial(seed),
-                Minibatches(*samples.train, BATCH),
-                nn.CrossEntropyLoss(),
-                test_loader=[samples.test],
-                metrics={"accuracy": accuracy},
-            )
+            honest = honest_fn(context)
             if client not in malicious:
                 return honest.to_client()
             lying = Lying(honest) if kind == "lies" else AttackingClient(honest, attack, client)
@@ -180,28 +170,16 @@ def cells(seed: int) -> Iterator[tuple[str, int, int]]:
         yield from ((kind, count, seed) for kind in ATTACKS)
 
 
-def read(path: Path) -> list[Line]:
-    """Return the lines of a file; none where there is no such file."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        rows = list(csv.reader(file))[1:]
-    return [Line(a, b, int(c), int(d), float(e)) for a, b, c, d, e in rows]
-
-
 def run(path: Path, data: str, names: list[str], seed: int, settings: dict[str, Any]) -> None:
     """Run what a file does not have yet, long runs last."""
-    done = {line[:4] for line in read(path)}
+    done = {line[:4] for line in read(path, Line)}
     path.parent.mkdir(parents=True, exist_ok=True)
     for name in sorted(names, key=lambda name: METHODS[name].rounds):
         for cell in cells(seed):
             if (name, *cell) in done:
                 continue
             accuracy_ = METHODS[name].score(data, *cell, **settings)
-            is_new = not path.exists()
-            with path.open("a", newline="") as file:
-                rows = [Line._fields] * is_new + [(name, *cell, round(accuracy_, 2))]
-                csv.writer(file, lineterminator="\n").writerows(rows)
+            append(path, [Line(name, *cell, round(accuracy_, 2))])
 
 
 def table(lines: list[Line]) -> list[str]:
@@ -215,18 +193,17 @@ def table(lines: list[Line]) -> list[str]:
     for name in METHODS:
         values = [found[name, *column] for column in columns]
         if any(values):
-            rows.append(f"| {name} | {' | '.join(map(spread, values))} |")
+            rows.append(f"| {name} | {' | '.join(map(spread_of, values))} |")
     return rows
 
 
-def spread(values: list[float]) -> str:
+def spread_of(values: list[float]) -> str:
     """Return mean and standard deviation over the seeds, and in how many the run ended early."""
     whole = [value for value in values if not math.isnan(value)]
     ended = f"{len(values) - len(whole)} of {len(values)} ended" * (len(whole) < len(values))
     if not whole:
         return ended
-    text = f"{mean(whole):.1f}" + (f" ± {pstdev(whole):.1f}" if len(whole) > 1 else "")
-    return f"{text} ({ended})" if ended else text
+    return f"{spread(whole)} ({ended})" if ended else spread(whole)
 
 
 def main() -> None:
@@ -241,9 +218,7 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := set(given.methods) - METHODS.keys():
         parser.error(f"methods has {sorted(unknown)}, expected {[*METHODS]}")
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    prepare(logging.CRITICAL)
     settings = {} if given.max_norm is None else {"max_norm": given.max_norm}
     paths = {data: given.out / f"{data}{'-bounded' * bool(settings)}.csv" for data in given.data}
     if not given.table:
@@ -251,7 +226,7 @@ def main() -> None:
             run(path, data, given.methods or [*METHODS], seed, settings)
     for path in paths.values():
         print(f"\n{path.stem}\n")
-        print("\n".join(table(read(path))), flush=True)
+        print("\n".join(table(read(path, Line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import argparse
 import csv
-import logging
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -56,6 +54,7 @@ from simulations.data.federated import ClientData, FederatedData
 from simulations.data.images import read_images
 from simulations.data.registry import load
 from simulations.problems.models import build, initialise
+from tests.benchmarks.shared import filters, prepare
 
 FIRST_LOOK, LAST_LOOK = 120, 300
 Groups = NDArray[np.int64]
@@ -187,17 +186,7 @@ softmax = partial(build, "softmax")
 
 def cnn(data: FederatedData) -> nn.Module:
     """Return a network for 8 x 8 digits: 4,490 parameters."""
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)),
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64, 10),
-    )
+    return nn.Sequential(*filters(8, 16), nn.Linear(64, 10))
 
 
 def mlp(data: FederatedData, norm: bool = False) -> nn.Module:
@@ -614,9 +603,7 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := given.families - FAMILIES.keys() if given.families else set():
         parser.error(f"families has {sorted(unknown)}, expected some of {list(FAMILIES)}")
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    prepare()
     first, _, end = given.seeds.partition("-")
     seeds = range(int(first), int(end or first) + 1)
     names = given.families or (QUICK if given.quick else list(FAMILIES))

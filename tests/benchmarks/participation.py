@@ -12,49 +12,42 @@ read from $FL_ADMM_DATA.
 from __future__ import annotations
 
 import argparse
-import csv
-import logging
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import mean, pstdev
+from statistics import mean
 from typing import Any, NamedTuple
 
-import torch
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord
 from torch import nn
 
 import clients
 import fl_admm_strategies as library
-from clients import Minibatches, accuracy, client_app
+from clients import client_app
 from fl_admm_strategies import InProcessGrid
 from simulations.data.federated import FederatedData
 from simulations.data.registry import load
 from simulations.problems.models import build, initialise
 from tests.benchmarks.defaults import QuickstartNet
+from tests.benchmarks.shared import (
+    append,
+    client_fn_of,
+    filters,
+    percent,
+    prepare,
+    read,
+    spread,
+)
 
 PARTICIPATIONS = (1.0, 0.3, 0.1)
 
 
 def small_cnn(data: FederatedData) -> nn.Module:
     """Return a network for 8 x 8 digits: 18,000 parameters."""
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)),
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(128, 96),
-        nn.ReLU(),
-        nn.Linear(96, 10),
-    )
+    return nn.Sequential(*filters(16, 32), nn.Linear(128, 96), nn.ReLU(), nn.Linear(96, 10))
 
 
 def resnet(data: FederatedData) -> nn.Module:
@@ -150,17 +143,6 @@ class Line(NamedTuple):
     megabytes: float
     """Sent so far, up and down."""
 
-    @classmethod
-    def read(cls, fields: Sequence[str]) -> Line:
-        """Return a line of a CSV file."""
-        types = (float, str, int, int, str, float, float)
-        return cls(*(kind(field) for kind, field in zip(types, fields, strict=True)))
-
-
-def percent(share: Any) -> float:
-    """Return a share in percent, without the rounding errors of a mean over clients."""
-    return round(100 * float(share), 4)
-
 
 @dataclass(frozen=True)
 class Method:
@@ -176,24 +158,17 @@ class Method:
         data = load(problem.data, seed, None, **problem.options)
         client_class = getattr(clients, self.client or f"{self.strategy}Client")
 
-        def client_fn(context: Context) -> Any:
-            samples = data.clients[int(context.node_config["partition-id"])]
-            return client_class(
-                context,
-                initialise(problem.model(data), seed),
-                Minibatches(*samples.train, problem.batch_size),
-                nn.CrossEntropyLoss(),
-                test_loader=[samples.test],
-                metrics={"accuracy": accuracy},
-            )
+        def model() -> nn.Module:
+            return initialise(problem.model(data), seed)
 
+        client_fn = client_fn_of(client_class, data, model, problem.batch_size)
         settings = {"lr": problem.lr, "local_epochs": problem.local_epochs, **self.settings}
         first = [problem.personal] if self.strategy in ("FedAPM", "FedAlt", "FedSim") else []
         share = 1.0 if self.all_train else participation
         strategy = getattr(library, self.strategy)(
             *first, fraction_train=share, seed=seed, **settings
         )
-        start = ArrayRecord(initialise(problem.model(data), seed).state_dict())
+        start = ArrayRecord(model().state_dict())
         m, rounds = len(data.clients), problem.looks[-1]
         with InProcessGrid(client_app(client_fn, num_clients=m), 1) as grid:
             try:
@@ -249,10 +224,7 @@ class Runs:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.lines: list[Line] = []
-        if path.exists():
-            with path.open(newline="") as file:
-                self.lines = [Line.read(fields) for fields in list(csv.reader(file))[1:]]
+        self.lines = read(path, Line)
         self._finished = {(line.participation, line.method, line.seed) for line in self.lines}
 
     def add(self, name: str, problem: Problem, participation: float, seed: int) -> None:
@@ -260,10 +232,7 @@ class Runs:
         if (participation, name, seed) in self._finished:
             return
         lines = METHODS[name].run(name, problem, participation, seed)
-        is_new = not self._path.exists()
-        with self._path.open("a", newline="") as file:
-            rows = [Line._fields, *lines] if is_new else lines
-            csv.writer(file, lineterminator="\n").writerows(rows)
+        append(self._path, lines)
         self.lines += lines
 
     def table(self, problem: Problem) -> list[str]:
@@ -291,11 +260,6 @@ class Runs:
             cells = [cell for lines in found for cell in row_cells(problem, lines)]
             table.append(f"| {' | '.join([title, ', '.join(seeds), *cells])} |")
         return table
-
-
-def spread(values: Sequence[float]) -> str:
-    """Return mean and standard deviation, of which one value has none."""
-    return f"{mean(values):.1f}" + (f" ± {pstdev(values):.1f}" if len(values) > 1 else "")
 
 
 def row_cells(problem: Problem, lines: Sequence[Line]) -> list[str]:
@@ -336,9 +300,7 @@ def main() -> None:
     unknown = set(given.names) - PROBLEMS.keys() - METHODS.keys()
     if unknown:
         parser.error(f"names has {sorted(unknown)}, expected {[*PROBLEMS, *METHODS]}")
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    prepare()
     given.out.mkdir(parents=True, exist_ok=True)
     methods = [name for name in METHODS if name in given.names] or list(METHODS)
     for name in [name for name in PROBLEMS if name in given.names] or PROBLEMS:

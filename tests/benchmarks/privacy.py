@@ -10,10 +10,7 @@ Then a markdown table is printed: mean and standard deviation over the seeds.
 from __future__ import annotations
 
 import argparse
-import csv
-import logging
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,18 +18,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-import torch
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord
 from torch import nn
 
 import clients
 import fl_admm_strategies as library
-from clients import Minibatches, accuracy, client_app
+from clients import client_app
 from fl_admm_strategies import ClientDP, InProcessGrid
 from simulations.data.federated import FederatedData
 from simulations.data.registry import load
 from simulations.problems.models import build, initialise
-from tests.benchmarks.participation import percent, spread
+from tests.benchmarks.shared import append, client_fn_of, percent, prepare, read, spread
 
 
 def softmax(data: FederatedData) -> nn.Module:
@@ -124,12 +120,6 @@ class Line(NamedTuple):
     accuracy: float
     """In percent, over the test samples of all clients."""
 
-    @classmethod
-    def read(cls, fields: Sequence[str]) -> Line:
-        """Return a line of a CSV file."""
-        types = (str, str, float, int, str, float, float)
-        return cls(*(kind(field) for kind, field in zip(types, fields, strict=True)))
-
 
 def run(name: str, title: str, noise: float | None, seed: int) -> list[Line]:
     """Return how well the models of a run do at its end."""
@@ -138,17 +128,10 @@ def run(name: str, title: str, noise: float | None, seed: int) -> list[Line]:
     assert isinstance(data, FederatedData)
     client_class = getattr(clients, method.client or f"{method.strategy}Client")
 
-    def client_fn(context: Context) -> Any:
-        samples = data.clients[int(context.node_config["partition-id"])]
-        return client_class(
-            context,
-            initialise(problem.model(data), seed),
-            Minibatches(*samples.train, problem.batch_size),
-            nn.CrossEntropyLoss(),
-            test_loader=[samples.test],
-            metrics={"accuracy": accuracy},
-        )
+    def model() -> nn.Module:
+        return initialise(problem.model(data), seed)
 
+    client_fn = client_fn_of(client_class, data, model, problem.batch_size)
     privacy = None
     if noise is not None:
         privacy = ClientDP(
@@ -164,7 +147,7 @@ def run(name: str, title: str, noise: float | None, seed: int) -> list[Line]:
         privacy=privacy,
         **method.settings,
     )
-    start = ArrayRecord(initialise(problem.model(data), seed).state_dict())
+    start = ArrayRecord(model().state_dict())
     app = client_app(client_fn, num_clients=len(data.clients))
     with InProcessGrid(app, 1) as grid:
         rounds = problem.rounds
@@ -254,15 +237,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/privacy"))
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    prepare()
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / "curve.csv"
-    lines: list[Line] = []
-    if path.exists():
-        with path.open(newline="") as file:
-            lines = [Line.read(fields) for fields in list(csv.reader(file))[1:]]
+    lines = read(path, Line)
     done = {(line.problem, line.method, str(line.noise), line.seed) for line in lines}
     names = [name for name in PROBLEMS if name in given.names] or [*PROBLEMS]
     methods = [name for name in METHODS if name in given.names] or [*METHODS]
@@ -274,9 +252,7 @@ def main() -> None:
                     if (name, method, str(value), seed) in done:
                         continue
                     found = run(name, method, noise, seed)
-                    is_new = not path.exists()
-                    with path.open("a", newline="") as file:
-                        csv.writer(file).writerows([Line._fields, *found] if is_new else found)
+                    append(path, found)
                     lines += found
     print("\n".join(table(lines)))
     if given.plot:
