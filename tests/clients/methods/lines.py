@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clients import TorchClient
 from fl_admm_strategies.maths.blocks import Arrays
+from tests.support.federation import make_model
 
 
 class Line(nn.Module):
@@ -25,6 +26,18 @@ class Line(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.w * inputs + self.b
+
+
+class Noisy(nn.Module):
+    """The small network with dropout, whose masks come from torch's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_model()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.net(self.drop(inputs))
 
 
 def half_square(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.testing import assert_allclose
 from torch import nn
 
@@ -14,9 +13,9 @@ from clients import FPFCClient
 from fl_admm_strategies.algorithms.fpfc.types import FPFCEvaluation, FPFCInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.clients.methods.lines import Line, line_client, new_context, sample
+from tests.clients.methods.lines import Line, Noisy, line_client, new_context, sample
 from tests.clients.methods.messages import Received, changed, received, scalars
-from tests.support.federation import dataset, make_model
+from tests.support.federation import dataset
 from tests.support.refusals import refused
 
 
@@ -103,18 +102,6 @@ def diagnosed(model: Arrays, **config: Any) -> Received:
     """Return a message that asks for the diagnostics of one model in all its places."""
     zero = {name: np.zeros_like(array) for name, array in model.items()}
     return received(FPFCEvaluation(model, model, model, zero, list(model)), **config)
-
-
-class Noisy(nn.Module):
-    """The small network with dropout, whose masks come from torch's generator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = make_model()
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.net(self.drop(inputs))
 
 
 def test_dropout_is_off_in_evaluation_and_in_the_gradient() -> None:

@@ -1,4 +1,7 @@
-"""The three clients of docs/methods: f_i(w) = a_i/2 (w - b_i)^2 with one parameter, in float64."""
+"""The three clients of docs/methods: f_i(w) = a_i/2 (w - b_i)^2 with one parameter, in float64.
+
+And the two of Lp-Proj's: f_i(theta) = a_i/2 ||theta - c_i||^2, a = (1, 2), c = (1, 2), (-1, .5).
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,29 @@ def make_client(
         return A[i] / 2 * ((outputs - targets) ** 2).mean()
 
     return client_class(context, model(), [batch], loss_fn, test_loader=[batch], full_batch=True)
+
+
+class Pair(nn.Module):
+    """A model whose output is its two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.theta.expand(len(inputs), -1)
+
+
+def pair_client(client_class: type[TorchClient[Any]], context: Context) -> Any:
+    """Return the client of a context's partition, one of two."""
+    i = int(context.node_config["partition-id"])
+    c = torch.tensor(((1.0, 2.0), (-1.0, 0.5))[i], dtype=torch.float64).expand(1, -1)
+    batch = (torch.zeros(1, 1), c)
+
+    def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (1 + i) / 2 * ((outputs - targets) ** 2).sum()
+
+    return client_class(context, Pair(), [batch], loss_fn, test_loader=[batch], full_batch=True)
 
 
 class Grid(WatchedGrid):

@@ -16,10 +16,10 @@ from flwr.app import ArrayRecord, Context
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor, nn
 
-from clients import CFLClient, FedProxClient, TorchClient, client_app
-from fl_admm_strategies import CFL, FedProx
+from clients import CFLClient, TorchClient, client_app
+from fl_admm_strategies import CFL
 from fl_admm_strategies.algorithms.cfl import bipartition, directions, norms
-from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
+from tests.fl_admm_strategies.algorithms.quadratics import follow
 from tests.support.federation import WatchedGrid, node_of
 from tests.support.refusals import refused
 
@@ -200,22 +200,6 @@ def test_a_client_that_joins_descends_the_tree_from_the_root() -> None:
     # Its first update, from the root's model, moves no model; its next one counts.
     assert_allclose(seen[1][1][1], [-1.6, 0.1], atol=1e-12)
     assert_allclose(seen[2][1][1], [-1.6 - 2.2 / 3, 0.1 + 0.1 / 3], atol=1e-12)
-
-
-def test_without_cuts_it_is_fedavg() -> None:
-    found = []
-    for strategy, client_class in (
-        (CFL(0.0, 0.0, lr=0.1, local_epochs=2, weights="size"), CFLClient),
-        (FedProx(mu=0.0, lr=0.1, local_epochs=2), FedProxClient),
-    ):
-        grid = Grid(client_class)  # type: ignore[type-abstract]
-        kind = "cluster" if isinstance(strategy, CFL) else "global"
-
-        def read(strategy: Any = strategy, kind: str = kind) -> float:
-            return float(strategy.model(kind, 0)["w"].item())
-
-        found.append(follow(strategy, grid, ALL, (0, 1), read=read))
-    assert found[0] == found[1]
 
 
 def test_a_saved_tree_is_put_back_and_a_damaged_one_refused() -> None:

@@ -12,8 +12,8 @@ from flwr.app import Array, ArrayRecord, Context, MessageType
 from numpy.testing import assert_allclose
 from torch import Tensor
 
-from clients import FedProxClient, IFCAClient, TorchClient, client_app
-from fl_admm_strategies import IFCA, FedProx
+from clients import IFCAClient, TorchClient, client_app
+from fl_admm_strategies import IFCA
 from tests.fl_admm_strategies.algorithms.quadratics import Counting, Scalar, follow
 from tests.support.federation import WatchedGrid, assert_same_bits, node_of
 from tests.support.refusals import Warned, refused
@@ -108,17 +108,6 @@ def test_a_model_that_nobody_takes_stays_as_it_is() -> None:
     models, clusters = run(ifca(initial_models=starting_at(0.0, 99.0)), ALL, ALL)
     assert [own[1] for own in models] == [99.0, 99.0]
     assert set(clusters[1].values()) == {0}
-
-
-@pytest.mark.parametrize("averaging", ["model", "gradient"])
-def test_with_one_model_it_is_fedavg(averaging: Any) -> None:
-    epochs = 2 if averaging == "model" else 1
-    models, _ = run(ifca(1, averaging=averaging), ALL, ALL)
-    plain = FedProx(mu=0.0, lr=0.1, local_epochs=epochs, max_examples=1, fraction_evaluate=0.0)
-    grid = Clients(FedProxClient)
-    first = ArrayRecord({"w": Array(np.array([START[0]]))})
-    plain.start(grid, first, 2)
-    assert_allclose(models[1], [plain.global_model()["w"].item()], atol=1e-12)
 
 
 def test_all_models_travel_in_one_message_and_one_change_comes_back() -> None:

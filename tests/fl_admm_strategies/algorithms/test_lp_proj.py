@@ -5,6 +5,7 @@ See docs/methods/lp-proj-admm.md.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import nn
 from clients import LpProjADMMClient, client_app
 from fl_admm_strategies import LpProjADMM
 from fl_admm_strategies.maths.projection import projection
+from tests.fl_admm_strategies.algorithms.quadratics import Pair, pair_client
 from tests.support.federation import WatchedGrid, node_of
 from tests.support.refusals import refused
 
@@ -205,25 +207,7 @@ def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
     for half in ("fl_admm_strategies.algorithms.lp_proj", "clients.methods.lp_proj"):
         monkeypatch.setattr(f"{half}.projection", lambda *_: p)
 
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.theta = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return self.theta.expand(len(inputs), -1)
-
-    def new_client(context: Context) -> LpProjADMMClient:
-        i = int(context.node_config["partition-id"])
-        c = torch.tensor(((1.0, 2.0), (-1.0, 0.5))[i], dtype=torch.float64).expand(1, -1)
-        return LpProjADMMClient(
-            context,
-            Pair(),
-            [(torch.zeros(1, 1), c)],
-            lambda outputs, targets: (1 + i) / 2 * ((outputs - targets) ** 2).sum(),
-            full_batch=True,
-        )
-
+    new_client = partial(pair_client, LpProjADMMClient)
     watched = WatchedGrid(client_app(lambda context: new_client(context).to_client()), 2)
     strategy = LpProjADMM(
         lam=1.0, rho=0.5, lr=0.1, local_epochs=2, dimension=1, fraction_evaluate=0.0

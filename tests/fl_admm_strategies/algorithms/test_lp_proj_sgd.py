@@ -7,19 +7,18 @@ lambda = 1, all step sizes .1, K = R = 2, everything 0 at the start.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord
 from numpy.testing import assert_allclose
-from torch import nn
 
 from clients import LpProjClient, PFedMeClient, client_app
 from fl_admm_strategies import InProcessGrid, LpProj, PFedMe
 from fl_admm_strategies.maths.projection import projection
-from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, Pair, follow, pair_client
 from tests.support.federation import (
     WatchedGrid,
     assert_same_runs,
@@ -32,28 +31,7 @@ from tests.support.refusals import refused
 BOTH = (0, 1)
 
 
-class Pair(nn.Module):
-    """A model whose output is its two parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.theta = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.theta.expand(len(inputs), -1)
-
-
-def new_client(context: Context) -> LpProjClient:
-    i = int(context.node_config["partition-id"])
-    c = torch.tensor(((1.0, 2.0), (-1.0, 0.5))[i], dtype=torch.float64).expand(1, -1)
-    return LpProjClient(
-        context,
-        Pair(),
-        [(torch.zeros(1, 1), c)],
-        lambda outputs, targets: (1 + i) / 2 * ((outputs - targets) ** 2).sum(),
-        test_loader=[(torch.zeros(1, 1), c)],
-        full_batch=True,
-    )
+new_client = partial(pair_client, LpProjClient)
 
 
 def lp_proj(**settings: Any) -> LpProj:

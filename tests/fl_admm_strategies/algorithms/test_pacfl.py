@@ -101,19 +101,6 @@ def test_every_cluster_is_a_federation_of_its_own() -> None:
         assert_allclose(model, plain.global_model()["weight"], atol=1e-12)
 
 
-def test_one_cluster_is_fedavg_and_everybody_alone_local() -> None:
-    strategy, plain = pacfl(90.0), FedProx(mu=0.0, lr=0.5, fraction_evaluate=0.0)
-    start(strategy, Clients(), EVERYBODY, EVERYBODY)
-    start(plain, Clients(FedProxClient), EVERYBODY, EVERYBODY)
-    assert_array_equal(strategy.model("cluster", 3)["weight"], plain.global_model()["weight"])
-    alone, grid = pacfl(1.0), Clients(LocalClient)
-    start(alone, Clients(), EVERYBODY, EVERYBODY)
-    start(Local(lr=0.5), grid, EVERYBODY, EVERYBODY)
-    for client in EVERYBODY:
-        record = grid.context(node_of(client)).state.array_records["memory.2"]
-        assert_allclose(alone.model("cluster", client)["weight"], record["weight"].numpy())
-
-
 def test_the_directions_travel_once() -> None:
     strategy = pacfl(16.0)
     start(strategy, Clients(), EVERYBODY, EVERYBODY)

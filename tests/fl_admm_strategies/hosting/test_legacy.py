@@ -57,10 +57,9 @@ def current(**settings: Any) -> FPFC:
     return strategy
 
 
-@pytest.mark.parametrize("make_app", [with_server_fn, with_workflow])
-def test_both_ways_give_the_bits_of_the_current_api(make_app: Any) -> None:
+def test_a_server_fn_gives_the_bits_of_the_current_api() -> None:
     strategy = fpfc()
-    app = make_app(LegacyStrategy(strategy, initial_arrays()), 3)
+    app = with_server_fn(LegacyStrategy(strategy, initial_arrays()), 3)
     run_in_process(app, ClientApp(client_fn=client_fn_of(FPFCClient)), NUM_CLIENTS)
     expected = current()
     assert strategy.client_ids == [0, 1, 2, 3]  # the partitions, not the random node ids

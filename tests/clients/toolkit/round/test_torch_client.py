@@ -17,7 +17,7 @@ from clients.toolkit.round.torch_client import find_device
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
-from tests.clients.methods.lines import line_client, new_context, sample
+from tests.clients.methods.lines import Noisy, line_client, new_context, sample
 from tests.clients.methods.messages import Received, received, scalars
 from tests.support.federation import dataset, make_model
 from tests.support.refusals import refused
@@ -48,18 +48,6 @@ def client(model: nn.Module | None = None, context: Context | None = None, **kwa
 
 
 # --- Randomness ---------------------------------------------------------------------------------
-
-
-class Noisy(nn.Module):
-    """The small network with dropout, whose masks come from torch's generator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = make_model()
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.net(self.drop(inputs))
 
 
 def test_the_seed_decides_and_torchs_own_state_stays() -> None:

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, MessageType
-from flwr.clientapp import ClientApp
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
 from clients import FPFCClient, client_app
 from clients.toolkit.data.batches import split_batch
 from clients.toolkit.data.holdout import hold_out
-from fl_admm_strategies import FPFC, InProcessGrid, LambdaPath, LegacyStrategy, SmoothedSCAD
+from fl_admm_strategies import FPFC, InProcessGrid, LambdaPath, SmoothedSCAD
 from fl_admm_strategies.algorithms.fpfc.finding import LONGER, PROBE_ROUNDS, VOTERS
 from fl_admm_strategies.algorithms.fpfc.types import FPFCInstruction
 from fl_admm_strategies.maths.blocks import under
@@ -34,7 +33,6 @@ from tests.support.federation import (
     client_fn_of,
     initial_arrays,
 )
-from tests.support.legacy import run_workflow
 from tests.support.refusals import refused, warnings_in
 from tests.support.slopes import SLOPES, Samples, app_of, arrays, client_of, model, samples
 
@@ -639,23 +637,6 @@ def test_a_saved_search_of_another_run_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_hosted_clients_and_workers_give_the_same_bits() -> None:
-    hosted = client_app(
-        lambda context: client_of(
-            context, data(int(context.node_config["partition-id"]))
-        ).to_client(),
-        num_clients=NUM_CLIENTS,
-    )
-    strategy = auto()
-    strategy.start(InProcessGrid(hosted, 2), arrays(), ROUNDS)
-    assert_same_bits(strategy.state_dict(), plain()[0].state_dict())
-    strategy = auto()
-    with InProcessGrid(app(), NUM_CLIENTS, workers=2) as grid:
-        strategy.start(grid, arrays(), ROUNDS)
-    assert_same_bits(strategy.state_dict(), plain()[0].state_dict())
-
-
-@pytest.mark.slow
 def test_uploads_are_bounded_and_forged_in_the_search_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -675,19 +656,6 @@ def test_uploads_are_bounded_and_forged_in_the_search_too(
     assert {int(line.split()[1][:-1]) for line in refused} >= {PROBE, PROBE + 1, PROBE + 2}
     search = strategy.diagnostics().search
     assert search.labels == {0: 0, 1: 1, 2: 0, 4: 1, 5: 0}
-
-
-@pytest.mark.slow
-def test_the_legacy_api_gives_the_same_bits() -> None:
-    strategy = auto()
-    legacy = ClientApp(
-        client_fn=lambda context: client_of(
-            context, data(int(context.node_config["partition-id"]))
-        ).to_client()
-    )
-    grid = InProcessGrid(legacy, NUM_CLIENTS)
-    run_workflow(grid, LegacyStrategy(strategy, arrays(), num_rounds=ROUNDS), ROUNDS)
-    assert_same_bits(strategy.state_dict(), plain()[0].state_dict())
 
 
 @pytest.mark.slow
