@@ -21,7 +21,7 @@ from clients import SGDClient, client_app
 from clients.toolkit.round import app as app_module
 from clients.toolkit.solving import cohort as cohort_module
 from fl_admm_strategies import FedProx, InProcessGrid, StatefulStrategy
-from tests.support.cases import AT_ANY_PACE, NUM_CLIENTS, Case, at_any_pace, case_of, sampling
+from tests.support.cases import AT_ANY_PACE, NUM_CLIENTS, Case, case_of, sampling
 from tests.support.federation import (
     ClientFn,
     assert_same_runs,
@@ -77,12 +77,6 @@ def test_a_run_with_cohorts_is_that_without_to_rounding_on_any_number_of_nodes(c
     without = run(case, 2, False).state_dict()
     for name, array in together.state_dict().items():
         np.testing.assert_allclose(array, without[name], rtol=1e-3, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.slow
-@at_any_pace
-def test_workers_have_the_same_bits(case: Case) -> None:
-    assert_same_runs(run(case, 3, True, workers=2), run(case, 1, True))
 
 
 @pytest.mark.slow

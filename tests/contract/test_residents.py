@@ -64,8 +64,8 @@ def test_kept_clients_give_the_bits_of_new_ones(case: Case, cohort: bool) -> Non
 
 @pytest.mark.slow
 @at_any_pace
-def test_workers_that_keep_clients_give_the_same_bits(case: Case) -> None:
-    app = app_of(client_fn_of(case.client_class))
+def test_workers_that_keep_cohorts_give_the_same_bits(case: Case) -> None:
+    app = app_of(client_fn_of(case.client_class), cohort=True)
     assert_same_runs(run(case, app, workers=2), run(case, app))
 
 
