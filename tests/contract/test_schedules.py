@@ -11,7 +11,7 @@ from flwr.app import MessageType
 
 from fl_admm_strategies import StepDecay
 from fl_admm_strategies.runtime.common.settings import parameters_of
-from tests.support.cases import Case, at_any_pace, each_case, grid_of, run
+from tests.support.cases import Case, at_any_pace, case_of, each_case, grid_of, run
 
 STEP_SIZES = {"lr", "personal_lr", "outer_lr", "weight_lr", "alpha"}
 
@@ -41,9 +41,17 @@ def test_a_step_size_is_that_of_the_round(case: Case) -> None:
                 assert message.content["config"][name.replace("_", "-")] == schedule(server_round)
 
 
-@at_any_pace
-@pytest.mark.parametrize("bad", [-0.1, math.nan, "0.1", None], ids=repr)
-def test_a_bad_step_size_of_a_round_is_refused_by_name(case: Case, bad: Any) -> None:
+def check_refused(case: Case, bad: Any) -> None:
     for name in step_sizes(case):
         with pytest.raises((ValueError, TypeError), match=rf"{name} in round 1 is"):
             run(case, grid_of(case), 1, case.strategy(**{name: lambda server_round: bad}))
+
+
+@at_any_pace
+def test_a_bad_step_size_of_a_round_is_refused_by_name(case: Case) -> None:
+    check_refused(case, -0.1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, "0.1", None], ids=repr)
+def test_so_is_one_that_is_no_number(bad: Any) -> None:
+    check_refused(case_of("FPFC"), bad)
