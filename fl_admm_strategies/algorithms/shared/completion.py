@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from ...maths.blocks import Arrays
 from ...maths.checks import Positive, check_count, check_positive
 from ...maths.regularizers import Regularizer, check_regularizer
-from ...maths.seeds import short
+from ...maths.seeds import seed_of, short
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import Metrics
 from ...runtime.messages.schema import Instruction
@@ -189,9 +189,8 @@ class CompletionStrategy(SampledStrategy):
 
     def first_users(self, client: int) -> dict[str, Any]:
         """Return what a client must know to draw its U_i^0, and p."""
-        sequence = np.random.SeedSequence([short(self.seed), client])
         return {
-            "factor_seed": int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)),
+            "factor_seed": seed_of(short(self.seed), client),
             "factor_scale": self.init_scale,
             "num_clients": self.membership.num_initial,
         }

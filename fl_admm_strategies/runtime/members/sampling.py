@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.seeds import first_states, words_of
+from ...maths.seeds import seed_of
 
 
 @dataclass(kw_only=True)
@@ -52,23 +52,8 @@ class Sampling:
         return _sample(self._evaluate, clients, size)
 
     def client_seeds(self, clients: Iterable[int], server_round: int) -> dict[int, int]:
-        """Return clients' seeds for a round: 63 bits, since a ConfigRecord's int is signed.
-
-        Each is that of ``SeedSequence([seed, client, server_round])``.
-        """
-        before, after = words_of(self.seed), words_of(server_round)
-        by_length: dict[int, list[int]] = {}
-        for client in clients:
-            by_length.setdefault(1 if client < 2**32 else 2, []).append(client)
-        seeds: dict[int, int] = {}
-        for length, same_length in by_length.items():
-            ids = np.array(same_length, dtype=np.uint64).astype("<u8").view("<u4").reshape(-1, 2)
-            columns = [np.full(len(same_length), word, np.uint32) for word in before]
-            columns += list(ids.T[:length])
-            columns += [np.full(len(same_length), word, np.uint32) for word in after]
-            states = first_states(np.stack(columns, axis=1)) >> np.uint64(1)
-            seeds |= zip(same_length, states.tolist(), strict=True)
-        return seeds
+        """Return clients' seeds for a round."""
+        return {client: seed_of(self.seed, client, server_round) for client in clients}
 
     def state_arrays(self) -> dict[str, NDArray[np.uint64]]:
         """Return the states of the generators."""
