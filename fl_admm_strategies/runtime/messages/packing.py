@@ -4,14 +4,12 @@ With one client a message has the layout of Flower's own `FedAvg`: an `ArrayReco
 ``"arrays"`` and a `ConfigRecord` under ``"config"``; the reply has ``"arrays"`` and ``"metrics"``,
 or a `ConfigRecord` under ``"error"``.
 
-With several it has blocks. Clients whose messages have the same names and types share one, number N
-(most messages have one, 0):
+With several it has blocks. Clients whose messages have the same names, types and shapes share one,
+number N (most messages have one, 0):
 
     "clients@N"   a `ConfigRecord`: the ids, and of each setting that differs a list in their order
     "config@N"    a `ConfigRecord`: the settings that are the same for all of them
     "arrays@N"    an `ArrayRecord`: for each array one array with a row for each client
-    "shapes.arrays@N"  an `ArrayRecord` with the shapes, shape (k, ndim), of the arrays whose rows
-                  differ in theirs: the block is flat, one client's numbers after another's
 
 Arrays that all clients of the message get, which have one, are in it once, under ``"arrays"``.
 A reply has ``"clients@N"``, ``"arrays@N"`` and ``"metrics@N"``, a `MetricRecord` with a list for
@@ -26,10 +24,9 @@ arrays, as JSON: ``{"anchor": ["weight", "bias"], "start": ["weight"]}``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
-from itertools import accumulate, repeat
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -61,7 +58,6 @@ from .records import (
 _AT_ONCE = 2**16  # bytes that are compared
 
 CLIENTS = "clients"
-SHAPES = "shapes"
 
 
 def _record(position: int, group: str) -> str:
@@ -118,7 +114,8 @@ def pack_instructions(
                     blocks[name] = _Rows(asked[0].groups[group][name], len(asked))
                     for one in asked:
                         blocks[name].add(one.groups[group][name])
-            _put_block(content, record, number, blocks)
+            if blocks:
+                content[f"{record}@{number}"] = _block(blocks)
     return content
 
 
@@ -172,7 +169,7 @@ def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def _kind_of_arrays(arrays: Arrays) -> tuple[Any, ...]:
-    return tuple((name, array.ndim, array.dtype) for name, array in arrays.items())
+    return tuple((name, array.shape, array.dtype) for name, array in arrays.items())
 
 
 def _kind_of_instruction(instruction: ClientInstruction) -> tuple[Any, ...]:
@@ -199,25 +196,20 @@ class _Rows:
     """The rows of one array of a block, written one after another into what becomes its bytes."""
 
     def __init__(self, first: NDArray[Any], count: int) -> None:
-        self._dtype = first.dtype
+        self._dtype, self._shape = first.dtype, first.shape
         self._start = len(npy_header((count, *first.shape), first.dtype))
         # Zeros that nobody wrote take no memory.
         self._file = BytesIO(bytes(self._start + count * first.nbytes))
         self._file.seek(self._start)
-        self.shapes: list[tuple[int, ...]] = []
+        self._count = 0
 
     def add(self, array: NDArray[Any]) -> None:
-        self.shapes.append(array.shape)
+        self._count += 1
         self._file.write(np.ascontiguousarray(array).data)
 
-    @property
-    def alike(self) -> bool:
-        return len(set(self.shapes)) == 1
-
     def array(self) -> Array:
-        """Return the block, flat where the rows differ in shape; without a copy of it."""
-        first, sizes = self.shapes[0], map(math.prod, self.shapes)
-        shape = (len(self.shapes), *first) if self.alike else (sum(sizes),)
+        """Return the block, without a copy of it."""
+        shape = (self._count, *self._shape)
         header = npy_header(shape, self._dtype)
         self._file.truncate()  # of the clients that failed there are no rows
         if len(header) == self._start:
@@ -229,15 +221,8 @@ class _Rows:
         return Array(dtype=str(self._dtype), shape=shape, stype="numpy.ndarray", data=data)
 
 
-def _put_block(content: RecordDict, record: str, number: int, blocks: Mapping[str, _Rows]) -> None:
-    """Put blocks with a row for each client into the content."""
-    if blocks:
-        arrays = {name: rows.array() for name, rows in blocks.items()}
-        content[f"{record}@{number}"] = ArrayRecord(arrays)
-    unequal = {name: rows.shapes for name, rows in blocks.items() if not rows.alike}
-    if unequal:
-        shapes = {name: np.array(found, dtype=np.int64) for name, found in unequal.items()}
-        content[f"{SHAPES}.{record}@{number}"] = to_array_record(shapes)
+def _block(rows: Mapping[str, _Rows]) -> ArrayRecord:
+    return ArrayRecord({name: each.array() for name, each in rows.items()})
 
 
 def unpack_instructions(content: RecordDict) -> Iterator[tuple[int | None, ClientInstruction]]:
@@ -281,10 +266,9 @@ def _unpack_block(
     by_group: dict[str, Iterable[Arrays]] = {}
     for position, (group, names) in enumerate(groups.items()):
         key = _record(position, group)
-        found, shapes = (content.get(f"{name}@{number}") for name in (key, f"{SHAPES}.{key}"))
+        blocks = _read_blocks(content.get(f"{key}@{number}"), len(clients))
         rows: dict[str, Iterable[NDArray[Any]]] = {
-            name: _rows_of(block)
-            for name, block in _read_blocks(found, shapes, len(clients)).items()
+            name: _rows_of(block) for name, block in blocks.items()
         }
         if missing := [name for name in names if name not in rows]:
             shared = _common(content, key)
@@ -333,22 +317,17 @@ def _by_client(columns: Mapping[str, Iterable[Any]]) -> Iterator[dict[str, Any]]
     return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False))
 
 
-def _read_blocks(blocks: object, shapes: object, count: int) -> dict[str, Any]:
-    """Return the blocks of some records by name: an array of `count` rows, or a list of arrays.
+def _read_blocks(blocks: object, count: int) -> Arrays:
+    """Return the blocks of a record by name, each an array of `count` rows.
 
     Raises
     ------
     ValueError
-        If there is a block that has not as many rows.
+        If an array has another number of rows, or cannot be read.
     """
-    sizes = views(shapes) if isinstance(shapes, ArrayRecord) else {}
-    found: dict[str, Any] = {}
-    for name, block in (views(blocks) if isinstance(blocks, ArrayRecord) else {}).items():
-        if (lengths := sizes.get(name)) is not None:
-            found[name] = _unequal_rows(name, block, lengths, count)
-        elif block.shape[:1] == (count,):
-            found[name] = block
-        else:
+    found = views(blocks) if isinstance(blocks, ArrayRecord) else {}
+    for name, block in found.items():
+        if block.shape[:1] != (count,):
             raise ValueError(
                 f"the block of {brief(repr(name))} has the shape {brief(str(block.shape))} for "
                 f"{count} clients"
@@ -356,27 +335,9 @@ def _read_blocks(blocks: object, shapes: object, count: int) -> dict[str, Any]:
     return found
 
 
-def _unequal_rows(
-    name: str, block: NDArray[Any], shapes: NDArray[Any], count: int
-) -> list[NDArray[Any]]:
-    """Cut a flat block into arrays of these shapes, shape (count, ndim)."""
-    good = shapes.dtype == np.int64 and shapes.ndim == 2 and len(shapes) == count
-    each = [tuple(shape) for shape in shapes.tolist()] if good and block.ndim == 1 else []
-    sizes = [math.prod(shape) if min(shape, default=0) >= 0 else -1 for shape in each]
-    if len(each) != count or min(sizes, default=0) < 0 or sum(sizes) != block.size:
-        raise ValueError(f"the block of {brief(repr(name))} has shapes that do not fit it")
-    stops = list(accumulate(sizes))
-    return [
-        block[stop - size : stop].reshape(shape)
-        for shape, size, stop in zip(each, sizes, stops, strict=True)
-    ]
-
-
-def _rows_of(block: NDArray[Any] | list[NDArray[Any]]) -> list[NDArray[Any]]:
+def _rows_of(block: NDArray[Any]) -> list[NDArray[Any]]:
     """Return the rows of a block as arrays, those of single numbers as well."""
-    if isinstance(block, list) or block.ndim > 1:
-        return list(block)
-    return [block[row, ...] for row in range(len(block))]
+    return list(block) if block.ndim > 1 else [block[row, ...] for row in range(len(block))]
 
 
 # --- Replies ------------------------------------------------------------------------------------
@@ -390,7 +351,7 @@ def pack_replies(replies: Mapping[Any, RawReply]) -> RecordDict:
     replies : mapping of (int or None) to RawReply
         By client; that of a node's only one is under None. Their arrays hold real numbers.
     """
-    packer = ReplyPacker(len(replies))
+    packer = ReplyPacker()
     for client, reply in replies.items():
         packer.add(client, reply)
     return packer.content()
@@ -401,15 +362,9 @@ class ReplyPacker:
 
     A reply that was added may be dropped: of large models there is then one at a time in memory
     beside the message.
-
-    Parameters
-    ----------
-    count : int
-        The clients that the message is of.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self) -> None:
         self._alone: RecordDict | None = None
         self._blocks: dict[object, _ReplyBlock] = {}
 
@@ -420,7 +375,7 @@ class ReplyPacker:
             return
         kind = _kind_of_reply(reply)
         if kind not in self._blocks:
-            self._blocks[kind] = _ReplyBlock(reply, self._count)
+            self._blocks[kind] = _ReplyBlock(reply)
         self._blocks[kind].add(client, reply)
 
     def content(self) -> RecordDict:
@@ -436,12 +391,12 @@ class ReplyPacker:
 class _ReplyBlock:
     """The replies of one kind."""
 
-    def __init__(self, first: RawReply, count: int) -> None:
+    def __init__(self, first: RawReply) -> None:
         self._clients: list[int] = []
         self._errors: list[str] = []
         self._metrics: dict[str, list[Any]] = {name: [] for name in first.metrics}
         self._failed, arrays = first.error is not None, first.arrays or {}
-        self._rows = {name: _Rows(array, count) for name, array in arrays.items()}
+        self._rows = {name: _Rows(array, 1) for name, array in arrays.items()}
 
     def add(self, client: int, reply: RawReply) -> None:
         self._clients.append(client)
@@ -459,7 +414,8 @@ class _ReplyBlock:
             said[ERROR] = self._errors
         content[f"{CLIENTS}@{number}"] = ConfigRecord(said)
         if not self._failed:
-            _put_block(content, ARRAYS, number, self._rows)
+            if self._rows:
+                content[f"{ARRAYS}@{number}"] = _block(self._rows)
             metrics: dict[str, Any] = self._metrics
             content[f"{METRICS}@{number}"] = MetricRecord(metrics)
 
@@ -534,7 +490,7 @@ def _read_block_of_replies(records: Mapping[str, Any]) -> Iterator[tuple[int | N
         metrics: dict[str, Any] = dict(record)
         _check_columns(metrics, len(clients))
         arrays = records.get(ARRAYS)
-        blocks = _read_blocks(arrays, records.get(f"{SHAPES}.{ARRAYS}"), len(clients))
+        blocks = _read_blocks(arrays, len(clients))
     except ValueError as unreadable:
         for client in clients:
             yield client, RawReply(error=str(unreadable))
@@ -542,7 +498,7 @@ def _read_block_of_replies(records: Mapping[str, Any]) -> Iterator[tuple[int | N
     measured = {
         name: largest_of_rows(block).tolist()
         for name, block in blocks.items()
-        if isinstance(block, np.ndarray) and block.dtype.kind in "biuf"
+        if block.dtype.kind in "biuf"
     }
     rows = (
         repeat(None) if arrays is None else _by_client({n: _rows_of(b) for n, b in blocks.items()})

@@ -137,7 +137,7 @@ records = st.one_of(
 record_names = st.one_of(
     texts,
     st.sampled_from(["arrays", "metrics", "config", "error", "arrays@", "error@", "arrays.anchor"]),
-    st.sampled_from(["metrics@0", "clients@0", "config@0", "arrays@0@0", "clients@x", "shapes@"]),
+    st.sampled_from(["metrics@0", "clients@0", "config@0", "arrays@0@0", "clients@x"]),
 )
 contents = st.builds(RecordDict, st.dictionaries(record_names, records, max_size=4))
 
