@@ -47,34 +47,8 @@ class Penalty(Protocol):
         """Raise if `rho` is no finite number > 0, or so small that there are several minimisers."""
 
 
-class _GroupProx(Checked):
-    """The vector form of the proximal operator, the same for every penalty on a norm."""
-
-    def prox_scale(self, r: ArrayLike, rho: float) -> Float64Array:
-        raise NotImplementedError
-
-    def prox(self, delta: NDArray[np.floating], rho: float) -> NDArray[np.floating]:
-        """Return argmin_theta g(||theta||) + rho/2 ||delta - theta||^2.
-
-        Parameters
-        ----------
-        delta : ndarray of shape (..., d)
-            One vector, or several along the leading axes.
-        rho : float
-            rho, the ADMM penalty parameter.
-
-        Returns
-        -------
-        ndarray of shape (..., d)
-            In the dtype of `delta`.
-        """
-        norms = np.linalg.norm(np.asarray(delta, dtype=np.float64), axis=-1)
-        scaled: NDArray[np.floating] = self.prox_scale(norms, rho)[..., None] * delta
-        return scaled.astype(delta.dtype, copy=False)
-
-
 @dataclass(frozen=True)
-class SmoothedSCAD(_GroupProx):
+class SmoothedSCAD(Checked):
     """The smoothed SCAD penalty of FPFC, (2) and (3).
 
     A parabola up to xi, which makes it differentiable at 0; lambda t up to lambda; bent down
@@ -175,7 +149,7 @@ class SmoothedSCAD(_GroupProx):
 
 
 @dataclass(frozen=True)
-class L1(_GroupProx):
+class L1(Checked):
     """The group lasso lambda t of FPFC-l1, the second branch of Algorithm 2.
 
     Convex and biased: two models pull on each other however far apart they are, so every pair
@@ -215,7 +189,7 @@ class L1(_GroupProx):
 
 
 @dataclass(frozen=True)
-class MCP(_GroupProx):
+class MCP(Checked):
     """The minimax concave penalty lambda t - t^2/(2 gamma), constant from t = gamma lambda on.
 
     For comparison; it is not in the FPFC paper. Like SCAD it lets distant models alone. It is not

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.clustering import NormDistribution, clusters, fusion_bound, norm_quantiles
+from ...maths.clustering import fusion_bound
 from ...runtime.messages.records import Metrics
 from .path import PathTaken
 from .search import FoundGroups
@@ -35,12 +35,7 @@ class FPFCDiagnostics:
         A cluster can be exactly fused only where no client's gradient norm
         is above it; otherwise lambda is too small for it (docs/methods/fpfc-notes.md, P4).
     theta_norms : ndarray of shape (m, m)
-        ||theta_ij||.
-    norm_distribution : NormDistribution or None
-        Quantiles of ||theta_ij|| over the pairs: a nu in a wide gap separates the clusters. None
-        where one client is alone.
-    clusters_at : dict of float to int
-        Number of clusters at several nu.
+        ||theta_ij||: a nu in a wide gap of them separates the clusters.
     lam : float
         lambda in use; 0 as long as it is searched for.
     nu : float
@@ -57,20 +52,15 @@ class FPFCDiagnostics:
     gradient_norms: NDArray[np.float64]
     fusion_bounds: NDArray[np.float64]
     theta_norms: NDArray[np.float64]
-    norm_distribution: NormDistribution | None
-    clusters_at: dict[float, int]
     lam: float
     nu: float
     search: FoundGroups | None = None
     path: PathTaken | None = None
 
 
-def diagnose(
-    state: FPFCState, metrics: Mapping[int, Metrics], nus: Sequence[float]
-) -> FPFCDiagnostics:
+def diagnose(state: FPFCState, metrics: Mapping[int, Metrics]) -> FPFCDiagnostics:
     """Return the diagnostics of a state; `metrics` are those of the last evaluation by client."""
-    source, norms = state.source, state.pairs.theta_norms()
-    lam, labels = source.penalty.lam, source.labels(state)
+    source, labels = state.source, state.source.labels(state)
     stationarity = [m["stationarity"] for m in metrics.values() if "stationarity" in m]
     gradient_norms = [metrics.get(c, {}).get("cluster-gradient-norm") for c in state.clients.ids]
     return FPFCDiagnostics(
@@ -79,10 +69,8 @@ def diagnose(
         labels=labels,
         gradient_norms=np.array(gradient_norms, dtype=np.float64),
         fusion_bounds=fusion_bound(labels, source.lam_inside),
-        theta_norms=norms,
-        norm_distribution=norm_quantiles(norms) if len(norms) > 1 else None,
-        clusters_at={nu: int(clusters(norms, nu).max()) + 1 for nu in nus},
-        lam=lam,
+        theta_norms=state.pairs.theta_norms(),
+        lam=source.penalty.lam,
         nu=source.nu,
         **source.report(state.clients),
     )

@@ -323,13 +323,8 @@ class FPFC(PenaltySetting):
             **base,
         )
 
-    def diagnostics(self, nus: Sequence[float] = (0.01, 0.1, 0.5)) -> FPFCDiagnostics:
+    def diagnostics(self) -> FPFCDiagnostics:
         """Return what helps to choose lambda and nu, from the last evaluation and the state.
-
-        Parameters
-        ----------
-        nus : sequence of float
-            The thresholds at which to count clusters.
 
         Raises
         ------
@@ -339,4 +334,4 @@ class FPFC(PenaltySetting):
         self._need_state()
         self.clusters()  # which warns where a run has ended too early
         metrics = self.evaluate_metrics
-        return diagnose(self.state, metrics[max(metrics)] if metrics else {}, nus)
+        return diagnose(self.state, metrics[max(metrics)] if metrics else {})

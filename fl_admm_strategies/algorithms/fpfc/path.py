@@ -335,9 +335,9 @@ class PathProgress(PenaltySource):
         rows = {client: place for place, client in enumerate(kept) if client in set(ids)}
         if not rows:  # nobody of then is there
             return
-        pairs = PairwiseStore.from_state_arrays(
-            under("pairs/", self._kept), self.penalty, state.pairs.rho
-        )
+        saved = under("pairs/", self._kept)
+        pairs = PairwiseStore(saved["omega"], self.penalty, state.pairs.rho)
+        pairs.load_state_arrays(saved)
         pairs.remove([place for place, client in enumerate(kept) if client not in rows])
         new = [place for place, client in enumerate(ids) if client not in rows]
         places = [sum(client < ids[place] for client in rows) for place in new]

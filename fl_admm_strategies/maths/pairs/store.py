@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..blocks import prefixed, under
-from ..checks import listing
 from ..penalties import Penalty
 from . import algebra
 from .algebra import Clients, Float64Array, FloatArray, Indices, Mask, Places, Weight, row_norms
@@ -82,7 +81,7 @@ class PairwiseStore:
     Raises
     ------
     TypeError, ValueError
-        If an argument is not as above, or `penalty.check(rho)` fails.
+        If `penalty.check(rho)` fails.
     ImportError
         If ``engine="numba"`` and numba cannot be imported.
     """
@@ -98,14 +97,6 @@ class PairwiseStore:
         engine: Engine | None = None,
         most_bytes: int | None = None,
     ) -> None:
-        omega = np.asarray(omega)
-        if omega.ndim != 2 or omega.dtype not in (np.float32, np.float64) or not omega.size:
-            raise ValueError(
-                f"omega is {omega.dtype} of shape {omega.shape}, expected a non-empty array of "
-                "shape (m, d), float32 or float64."
-            )
-        if not np.isfinite(omega).all():
-            raise ValueError("omega holds NaN or Inf, expected finite numbers.")
         self.rho = rho
         self.penalty = penalty
         self.groups: Groups | None = None
@@ -165,7 +156,7 @@ class PairwiseStore:
         Parameters
         ----------
         active : sequence of int
-            A_k. Their order has no influence on the result.
+            A_k, each once. Their order has no influence on the result.
         new_omega : array_like of shape (len(active), d)
             omega_i^{k+1}; converted to the dtype of the store.
 
@@ -173,15 +164,8 @@ class PairwiseStore:
         -------
         ndarray of int
             The clients that sat out and moved with their group.
-
-        Raises
-        ------
-        ValueError
-            If a client does not exist or is named twice, or `new_omega` is not of this shape or
-            not finite in the store's dtype. Nothing has changed then.
         """
-        clients = self._checked_clients("active", active)
-        models = self._checked_models("new_omega", new_omega, len(clients))
+        clients, models = np.asarray(active, np.intp), np.asarray(new_omega, self._omega.dtype)
         moved = self._move_with_group(clients, models)
         self._omega[clients] = models
         self._history.begin(np.concatenate([clients, moved]))
@@ -276,7 +260,7 @@ class PairwiseStore:
         ndarray of shape (len(indices), d)
             In the dtype of the store; summed in float64, by numba eight terms at a time.
         """
-        clients = self._checked_clients("indices", indices)
+        clients = np.asarray(indices, np.intp)
         total, near = self._sums(clients, algebra.zeta_weight)
         near[np.arange(len(clients)), clients] = True  # i itself
         # Clients of one cluster have the same N_i, whose models are summed up only once.
@@ -287,8 +271,7 @@ class PairwiseStore:
 
     def mean_dual(self, indices: Clients | None = None) -> FloatArray:
         """Return (1/m) sum_j v_ij of some clients, by default all; see `zeta`."""
-        everybody = range(len(self._omega))
-        clients = self._checked_clients("indices", everybody if indices is None else indices)
+        clients = np.arange(len(self._omega)) if indices is None else np.asarray(indices, np.intp)
         total, _ = self._sums(clients, lambda scale: algebra.dual_weight(scale, self.rho))
         return self._narrow(algebra.mean_dual(total, len(self._omega)))
 
@@ -314,8 +297,6 @@ class PairwiseStore:
 
     def _find(self, i: int, j: int) -> tuple[Float64Array, FloatArray]:
         """Return s and delta_ij of a pair; 1 and omega_i - omega_j of a plain one."""
-        self._checked_clients("i", [i])
-        self._checked_clients("j", [j])
         low, high = np.array([[min(i, j)], [max(i, j)]], dtype=np.int32)
         for form in self._forms if i != j else ():
             if not np.isnan(scale := form.scale(low, high)):
@@ -387,14 +368,8 @@ class PairwiseStore:
             For every one the present client before which it goes, as `numpy.insert` counts.
         omega : array_like of shape (len(places), d)
             Their models; converted to the dtype of the store.
-
-        Raises
-        ------
-        ValueError
-            If `omega` is not of this shape or not finite in the store's dtype.
         """
-        models = self._checked_models("omega", omega, len(places))
-        self._omega = np.insert(self._omega, places, models, axis=0)
+        self._omega = np.insert(self._omega, places, omega, axis=0)
         for form in self._forms:
             form.insert(places)
 
@@ -404,18 +379,10 @@ class PairwiseStore:
         Parameters
         ----------
         indices : sequence of int
-            Some of the clients, each at most once; one at least must be left.
-
-        Raises
-        ------
-        ValueError
-            If a client does not exist or is named twice, or nobody would be left.
+            Some of the clients; one at least is left.
         """
-        clients = self._checked_clients("indices", indices)
-        if len(clients) == len(self._omega):
-            raise ValueError("indices are all of the clients, expected that one is left at least.")
         stays = np.ones(len(self._omega), dtype=np.bool_)
-        stays[clients] = False
+        stays[list(indices)] = False
         self._omega = self._omega[stays]
         for form in self._forms:
             form.remove(stays)
@@ -475,52 +442,6 @@ class PairwiseStore:
                 "expected one of both. Was the checkpoint mixed with another?"
             )
         self._omega, self._vectors, self._history = omega, vectors, history
-
-    @classmethod
-    def from_state_arrays(
-        cls,
-        arrays: Mapping[str, NDArray[Any]],
-        penalty: Penalty,
-        rho: float,
-        *,
-        engine: Engine | None = None,
-    ) -> Self:
-        """Return a new store with what `state_arrays` gave; see `load_state_arrays`."""
-        _check_complete(arrays)
-        store = cls(arrays["omega"], penalty, rho, engine=engine)
-        store.load_state_arrays(arrays)
-        return store
-
-    # ------------------------------------------------------------------------------------------
-    # Checks
-    # ------------------------------------------------------------------------------------------
-
-    def _checked_clients(self, name: str, indices: Clients) -> Places:
-        clients = np.asarray(indices)
-        if clients.ndim != 1 or (clients.dtype.kind not in "iu" and clients.size):
-            raise ValueError(f"{name} is {indices!r}, expected a sequence of integers.")
-        m, named = len(self._omega), set(clients.tolist())
-        if named and (min(named) < 0 or max(named) >= m):
-            raise ValueError(
-                f"{name} is {listing(clients.tolist())}, expected clients in 0..{m - 1}."
-            )
-        if len(named) != len(clients):
-            raise ValueError(
-                f"{name} is {listing(clients.tolist())}, expected each client at most once."
-            )
-        return clients.astype(np.intp)
-
-    def _checked_models(self, name: str, models: ArrayLike, count: int) -> FloatArray:
-        with np.errstate(over="ignore"):  # an overflow in the cast is reported just below
-            checked: FloatArray = np.asarray(models).astype(self._omega.dtype, copy=False)
-        expected = (count, self._omega.shape[1])
-        if checked.shape != expected:
-            raise ValueError(f"{name} is of shape {checked.shape}, expected {expected}.")
-        if not np.isfinite(checked).all():
-            raise ValueError(
-                f"{name} holds NaN or Inf, expected numbers that are finite in {checked.dtype}."
-            )
-        return checked
 
     def _narrow(self, array: FloatArray) -> FloatArray:
         narrow: FloatArray = array.astype(self._omega.dtype, copy=False)

