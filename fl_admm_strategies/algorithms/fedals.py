@@ -92,6 +92,8 @@ class FedALS(TotalsStrategy, CompletionStrategy):
     method: ClassVar = "FedALS"
     paper: ClassVar = "Hu, Koren, Volinsky, ICDM 2008; Zhou et al., AAIM 2008"
     remedy: ClassVar = "a larger regularizer"
+    is_summed = True
+    why_unaltered = SUMMED.format(instead="Use FedEASE.")
 
     feedback: Literal["explicit", "implicit"] = "explicit"
     confidence: Positive = 1.0
@@ -111,16 +113,6 @@ class FedALS(TotalsStrategy, CompletionStrategy):
         """Names of the settings that do nothing."""
         explicit = {"confidence"} if self.feedback == "explicit" else set()
         return super().idle_settings | {"init_scale"} | explicit
-
-    @property
-    def is_summed(self) -> bool:
-        """The objective is a sum over the clients."""
-        return True
-
-    @property
-    def why_unaltered(self) -> str:
-        """Why no upload may be changed on its way."""
-        return SUMMED.format(instead="Use FedEASE.")
 
     def init_state(self, arrays: Arrays) -> FedALSState:
         """Start with V^0, and empty sums."""

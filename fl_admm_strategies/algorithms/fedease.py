@@ -123,27 +123,15 @@ class FedEASE(TotalsStrategy):
     paper: ClassVar = "Steck, WWW 2019, arXiv:1905.03375"
     kinds: ClassVar = {"global": "items' weights"}
     remedy: ClassVar = "a larger lam"
+    why_not_adopted = "it follows from the counts of pairs, and leads to none of these"
+    why_unaltered = (
+        "they are counts, which a clipping around a model would spoil. Give "
+        "privacy=ClientDP(...), with noise_at='server' (docs/composition.md)."
+    )
+    why_not_private = ""  # all that is given out follows from the sum of uploads
 
     lam: Positive = 400.0
     user_clip: Positive | None = None
-
-    @property
-    def why_not_adopted(self) -> str:
-        """Why nothing can be put in the place of B."""
-        return "it follows from the counts of pairs, and leads to none of these"
-
-    @property
-    def why_unaltered(self) -> str:
-        """Why no upload may be changed on its way."""
-        return (
-            "they are counts, which a clipping around a model would spoil. Give "
-            "privacy=ClientDP(...), with noise_at='server' (docs/composition.md)."
-        )
-
-    @property
-    def why_not_private(self) -> str:
-        """The server may clip the counts, and B follows from their sum."""
-        return ""
 
     def init_state(self, arrays: Arrays) -> FedEASEState:
         """Start with B^0, and an empty sum.

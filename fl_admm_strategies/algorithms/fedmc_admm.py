@@ -151,6 +151,7 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
     remedy: ClassVar = "a larger beta"
     symbols: ClassVar = ("W_i", "W_i", "V", "Y_i/beta")
     default_start: ClassVar = "own"  # where few take part the better solution (P14)
+    title = "FedMC-ADMM"
 
     beta: Positive = 1.0
     solve: Literal["exact", "linear"] | None = None
@@ -186,11 +187,6 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
                 "'strategy' and 'zero': the strategy follows what clients did not rate. Leave both "
                 "out, or give rows='all'."
             )
-
-    @property
-    def title(self) -> str:
-        """The method's name as its paper writes it."""
-        return "FedMC-ADMM"
 
     @property
     def is_summed(self) -> bool:

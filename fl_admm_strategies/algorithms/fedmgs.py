@@ -88,6 +88,9 @@ class FedMGS(CompletionStrategy):
 
     method: ClassVar = "FedMGS"
     paper: ClassVar = "Wang, Chang, IEEE TSP 2022, arXiv:2002.04930"
+    why_unaltered = (
+        "they are gradients, which a clipping around the model would spoil. Use FedMAvg."
+    )
 
     user_steps: Count = 10
 
@@ -99,11 +102,6 @@ class FedMGS(CompletionStrategy):
         """Start with V^0."""
         first = self.first_factors(arrays)
         return FedMGSState(first, ClientTable(gradient=np.zeros_like(first), curvature=0.0))
-
-    @property
-    def why_unaltered(self) -> str:
-        """Why no upload may be changed on its way."""
-        return "they are gradients, which a clipping around the model would spoil. Use FedMAvg."
 
     def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FedMCFactors]:
         """Ask for G_i and lambda_i at (U_i^0, V)."""

@@ -151,6 +151,7 @@ class IFCA(ClusteredStrategy):
 
     method: ClassVar = "IFCA"
     paper: ClassVar = "Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020, arXiv:2006.04088"
+    why_unaltered = "they are changes, which a clipping around a model would spoil. Use CFL."
 
     num_clusters: Count = field(kw_only=False)
     averaging: Averaging = "model"
@@ -271,11 +272,6 @@ class IFCA(ClusteredStrategy):
         """Measure a change and a gradient from 0."""
         model = super().upload_reference(sent)
         return {name: array for name, array in model.items() if array.dtype.kind != "f"}
-
-    @property
-    def why_unaltered(self) -> str:
-        """Why no upload may be changed on its way."""
-        return "they are changes, which a clipping around a model would spoil. Use CFL."
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Move every model by those who took it, and what is everybody's by all."""

@@ -51,10 +51,6 @@ class LGFedAvg(FedSim):
         "Liang, Liu, Ziyin, Salakhutdinov, Morency, NeurIPS 2019 workshop, arXiv:2001.01523"
     )
     told: ClassVar = LGFedAvgInstruction
+    title = "LG-FedAvg"
 
     score: Score = "after_aggregation"
-
-    @property
-    def title(self) -> str:
-        """The method's name as its paper writes it."""
-        return "LG-FedAvg"

@@ -109,6 +109,7 @@ class LpProjADMM(OwnModelsStrategy, MoreauStrategy):
     paper: ClassVar = "Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397, appendix C"
     kinds: ClassVar = {"personal": "personal model"}
     uploaded: ClassVar = "image"
+    title = "ADMM-Lp-Proj-2"
 
     lam: Positive = 1.0
     rho: Positive | None = None
@@ -120,11 +121,6 @@ class LpProjADMM(OwnModelsStrategy, MoreauStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._unprojected = compile_pattern("unprojected", self.unprojected)
-
-    @property
-    def title(self) -> str:
-        """The method's name as its paper writes it."""
-        return "ADMM-Lp-Proj-2"
 
     @property
     def penalty(self) -> float:

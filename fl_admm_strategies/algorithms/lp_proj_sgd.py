@@ -108,6 +108,7 @@ class LpProj(OwnModelsStrategy, EnvelopeStrategy):
     paper: ClassVar = "Lin, Han, Li, Zhang, NeurIPS 2022"
     kinds: ClassVar = {"personal": "personal model"}
     remedy: ClassVar = "a smaller lr or outer_lr"
+    why_not_private = ""  # all that is given out follows from the sum of uploads
 
     p: Literal[2, 1] = 2
     dimension: Count = 10
@@ -169,11 +170,6 @@ class LpProj(OwnModelsStrategy, EnvelopeStrategy):
     def upload_spec(self) -> Spec:
         """Return the shape of w_i."""
         return {W: ((self.dimension,), self._block.dtype)}
-
-    @property
-    def why_not_private(self) -> str:
-        """All that is given out is w, which follows from the sums of the sampled clients' w_i."""
-        return ""
 
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
         """Measure w_i from w."""

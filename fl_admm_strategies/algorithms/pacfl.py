@@ -166,6 +166,9 @@ class PACFL(ClusteredStrategy):
 
     method: ClassVar = "PACFL"
     paper: ClassVar = "Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin, AAAI 2023"
+    why_not_noised = (
+        "it asks every client for directions of its data, which are no upload. Use CFL."
+    )
 
     threshold: Positive = field(kw_only=False)
     num_vectors: Count = 3
@@ -182,11 +185,6 @@ class PACFL(ClusteredStrategy):
             return (0,)
         merges, heights = tree(proximity(bases, self.measure), self.linkage)
         return cut(merges, len(bases) - int((heights <= self.threshold).sum()))
-
-    @property
-    def why_not_noised(self) -> str:
-        """Why noise in the models alone hides nothing."""
-        return "it asks every client for directions of its data, which are no upload. Use CFL."
 
     def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, PACFLQuestion]:
         """Ask every client for the directions of its data."""

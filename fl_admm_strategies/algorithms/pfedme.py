@@ -86,6 +86,7 @@ class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
     kinds: ClassVar = KINDS
     counted_by = "uniform"
     remedy: ClassVar = "a smaller lr or outer_lr"
+    title = "pFedMe"
 
     lam: Positive = 0.1
     lr: StepSize = 0.1
@@ -93,11 +94,6 @@ class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
     local_rounds: Count = 20
     inner_steps: Count = 5
     theta_start: Literal["warm", "reset"] = "warm"
-
-    @property
-    def title(self) -> str:
-        """The method's name as its paper writes it."""
-        return "pFedMe"
 
     def init_state(self, arrays: Arrays) -> OwnModelState:
         """Start with w^0, the initial model."""
@@ -183,6 +179,7 @@ class PFedMeMatched(OwnModelsStrategy, KeptMessages):
     paper: ClassVar = "pFedMe as in Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397"
     kinds: ClassVar = KINDS
     remedy: ClassVar = "a smaller lr or outer_lr"
+    title = "pFedMe (FLAME's form)"
 
     lam: Positive = 0.1
     lr: StepSize = 0.1
@@ -192,11 +189,6 @@ class PFedMeMatched(OwnModelsStrategy, KeptMessages):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_outer_step(self.lam, self.outer_lr, 1)
-
-    @property
-    def title(self) -> str:
-        """The method's name, and whose form of it this is."""
-        return "pFedMe (FLAME's form)"
 
     def init_state(self, arrays: Arrays) -> PFedMeMatchedState:
         """Start with theta_i^0 = w_i^0 = w^0, the initial model."""

@@ -110,6 +110,9 @@ class FPFC(PenaltySetting):
     # The penalty bounds v_ij; all else are means and differences of models. A copy would take as
     # much memory as the pairs.
     stays_finite: ClassVar = True
+    why_not_adopted = (
+        "it is the mean of what every client has for itself, and leads to none of these"
+    )
 
     lr: StepSize = 0.1
     local_epochs: EpochSchedule = 10
@@ -193,11 +196,6 @@ class FPFC(PenaltySetting):
         """Measure omega_i from the anchor; a candidate's block from what was sent of it."""
         anchor = super().upload_reference(sent)
         return anchor | prefixed("0/", anchor) | sent.groups.get("more", {})
-
-    @property
-    def why_not_adopted(self) -> str:
-        """Why nothing can be put in the place of the mean of all omega_i."""
-        return "it is the mean of what every client has for itself, and leads to none of these"
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in the new omega_i, then theta and v of every pair with an active client."""

@@ -363,6 +363,8 @@ class SummedStrategy(SampledStrategy):
     """
 
     counted_by = "uniform"
+    why_unaltered = SUMMED.format(instead="Use FedADMM.")
+    clips_itself = True
     _block: Block = field(init=False)  # what is trained; `init_state` sets it
 
     def __post_init__(self) -> None:
@@ -388,16 +390,6 @@ class SummedStrategy(SampledStrategy):
         """Go on from another global model; the sum of the clients' variables stays."""
         self.state.consensus.w = self._block.vector(model)
         self.state.buffers = self._block.rest(model)
-
-    @property
-    def why_unaltered(self) -> str:
-        """Why no upload may be changed on its way."""
-        return SUMMED.format(instead="Use FedADMM.")
-
-    @property
-    def clips_itself(self) -> bool:
-        """Clients keep a variable, which changes as they say."""
-        return True
 
     def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
         """Begin again: nobody knows the variables that were lost."""
