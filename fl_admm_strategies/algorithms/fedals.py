@@ -92,6 +92,7 @@ class FedALS(TotalsStrategy, CompletionStrategy):
     method: ClassVar = "FedALS"
     paper: ClassVar = "Hu, Koren, Volinsky, ICDM 2008; Zhou et al., AAIM 2008"
     remedy: ClassVar = "a larger regularizer"
+    told: ClassVar = FedALSInstruction
     is_summed = True
     why_unaltered = SUMMED.format(instead="Use FedEASE.")
 
@@ -130,21 +131,13 @@ class FedALS(TotalsStrategy, CompletionStrategy):
         """Return the shapes of a client's part in the sums."""
         return self._sums
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedALSInstruction]:
-        """Send V."""
-        factors = self.global_model()
-        return {
-            client: FedALSInstruction.of(
-                self,
-                server_round,
-                factors=factors,
-                begins=self.is_fresh(client),
-                upload=[*self._sums],
-            )
-            for client in client_ids
-        }
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return V, and what to upload."""
+        return super().given(server_round) | {"upload": [*self._sums]}
+
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return whether the sums have nothing of a client yet."""
+        return {"begins": self.is_fresh(client_id)}
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

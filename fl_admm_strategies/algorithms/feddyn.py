@@ -7,9 +7,9 @@ is `clients.FedDynClient`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class FedDyn(SummedStrategy):
         "Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, ICLR 2021, arXiv:2111.04263"
     )
     kinds: ClassVar = {"global": "one global model"}
+    told: ClassVar = FedDynInstruction
 
     alpha: Positive = 0.1
     lr: StepSize = 0.1
@@ -68,25 +69,15 @@ class FedDyn(SummedStrategy):
     # Of the state, `consensus` is that of FedADMM whose clients keep their duals: w is theta, and
     # pi_i/rho of a client is -grad_i/alpha, of which the sum is -m h/alpha.
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedDynInstruction]:
-        """Send theta to everybody."""
-        model = self.global_model()
-        return {
-            client: FedDynInstruction.of(
-                self,
-                server_round,
-                anchor=model,
-                start=None,
-                dual={} if self.is_fresh(client) else None,
-                duals="client",
-                start_at="global",
-                averaging="participants",
-                optimised=self._block.names,
-            )
-            for client in client_ids
-        }
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return theta, and what FedADMM's clients are told of its form."""
+        form = {"duals": "client", "start_at": "global", "averaging": "participants"}
+        model, names = self.global_model(), self._block.names
+        return {"anchor": model, "start": None, "optimised": names, **form}
+
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return an empty dual where a client's grad_i is 0."""
+        return {"dual": {} if self.is_fresh(client_id) else None}
 
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
         """Measure the change of theta from 0."""

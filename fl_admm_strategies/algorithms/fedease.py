@@ -123,6 +123,7 @@ class FedEASE(TotalsStrategy):
     paper: ClassVar = "Steck, WWW 2019, arXiv:1905.03375"
     kinds: ClassVar = {"global": "items' weights"}
     remedy: ClassVar = "a larger lam"
+    told: ClassVar = FedEASEInstruction
     why_not_adopted = "it follows from the counts of pairs, and leads to none of these"
     why_unaltered = (
         "they are counts, which a clipping around a model would spoil. Give "
@@ -167,20 +168,13 @@ class FedEASE(TotalsStrategy):
         """Whether all clients of a round upload: those that are counted do not."""
         return self.fraction_train == 1
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedEASEInstruction]:
-        """Ask for the counts of clients that are not in the sum."""
-        return {
-            client: FedEASEInstruction.of(
-                self,
-                server_round,
-                nothing={},
-                num_items=len(self.state.weights),
-                upload=[*self.upload_spec_of(client)],
-            )
-            for client in client_ids
-        }
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return how to count."""
+        return {"nothing": {}, "num_items": len(self.state.weights)}
+
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Ask for the counts of a client that is not in the sum."""
+        return {"upload": [*self.upload_spec_of(client_id)]}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Add up the counts, and solve for B where there are new ones."""

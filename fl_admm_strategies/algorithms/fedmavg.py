@@ -11,7 +11,7 @@ The steps are the client's, `clients.FedMAvgClient`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -91,6 +91,7 @@ class FedMAvg(EveryoneTrains, CompletionStrategy):
     method: ClassVar = "FedMAvg"
     paper: ClassVar = "Wang, Chang, IEEE TSP 2022, arXiv:2002.04930"
     counted_by = "uniform"
+    told: ClassVar = FedMAvgInstruction
 
     step: Literal["unscaled", "paper"] = "unscaled"
     user_steps: Count = 10
@@ -104,23 +105,10 @@ class FedMAvg(EveryoneTrains, CompletionStrategy):
         """Start with V^0."""
         return FedMAvgState(self.first_factors(arrays))
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedMAvgInstruction]:
-        """Send V to everybody; those that were not drawn upload nothing."""
-        factors = self.global_model()
-        return {
-            client: FedMAvgInstruction.of(
-                self,
-                server_round,
-                factors=factors,
-                **self.first_users(client),
-                gamma=self._gamma,
-                data_weight=1 / self.membership.num_initial if self.step == "paper" else 1.0,
-                upload=self.wanted_of(client),
-            )
-            for client in self.in_training(client_ids)
-        }
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return V, and what weighs the gradients."""
+        weight = 1 / self.membership.num_initial if self.step == "paper" else 1.0
+        return super().given(server_round) | {"gamma": self._gamma, "data_weight": weight}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set V to the mean of the W_i that came up."""

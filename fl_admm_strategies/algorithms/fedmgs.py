@@ -88,6 +88,7 @@ class FedMGS(CompletionStrategy):
 
     method: ClassVar = "FedMGS"
     paper: ClassVar = "Wang, Chang, IEEE TSP 2022, arXiv:2002.04930"
+    told: ClassVar = FedMGSInstruction
     why_unaltered = (
         "they are gradients, which a clipping around the model would spoil. Use FedMAvg."
     )
@@ -134,18 +135,6 @@ class FedMGS(CompletionStrategy):
         """Return whose lambda_i is so large that c_V, the mean of all, would stop the run."""
         said = {c: reply.metrics.get(CURVATURE, math.nan) for c, reply in replies.items()}
         return those_too_large(CURVATURE, said)
-
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedMGSInstruction]:
-        """Send V."""
-        factors = self.global_model()
-        return {
-            client: FedMGSInstruction.of(
-                self, server_round, factors=factors, **self.first_users(client)
-            )
-            for client in client_ids
-        }
 
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
         """Measure a gradient from 0."""

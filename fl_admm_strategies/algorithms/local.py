@@ -6,9 +6,9 @@ Nothing travels but the common initial model, once; see docs/methods/local.md. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..maths.blocks import Arrays, Spec
 from ..maths.checks import Count
@@ -50,6 +50,7 @@ class Local(OwnModelsStrategy):
     method: ClassVar = "Local"
     paper: ClassVar = "no paper: what each client reaches alone"
     kinds: ClassVar = {"personal": "own model"}
+    told: ClassVar = LocalInstruction
 
     lr: StepSize = 0.1
     local_epochs: Count = 1
@@ -58,15 +59,9 @@ class Local(OwnModelsStrategy):
         """Start with the initial model on every client."""
         return LocalState(arrays)
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, LocalInstruction]:
-        """Ask for some epochs; send the initial model to clients without one of their own."""
-        initial, is_new = self.state.initial, self.membership.is_new
-        return {
-            client: LocalInstruction.of(self, server_round, start=initial if is_new(client) else {})
-            for client in client_ids
-        }
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return the initial model for a client without one of its own."""
+        return {"start": self.state.initial if self.membership.is_new(client_id) else {}}
 
     def upload_spec(self) -> Spec:
         """Return that nothing is uploaded."""

@@ -109,6 +109,7 @@ class LpProjADMM(OwnModelsStrategy, MoreauStrategy):
     paper: ClassVar = "Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397, appendix C"
     kinds: ClassVar = {"personal": "personal model"}
     uploaded: ClassVar = "image"
+    told: ClassVar = LpProjInstruction
     title = "ADMM-Lp-Proj-2"
 
     lam: Positive = 1.0
@@ -147,21 +148,14 @@ class LpProjADMM(OwnModelsStrategy, MoreauStrategy):
         state = self.state
         return {"alpha": self.alpha_of(reply), "image": state.first, "local_w": state.consensus.w}
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, LpProjInstruction]:
-        """Send w_i, and before a client's first upload the initial model."""
-        return {
-            client: LpProjInstruction.of(
-                self,
-                server_round,
-                anchor={"w_i": self.state.clients[client].local_w},
-                start=self.state.initial if self.membership.is_new(client) else None,
-                projection_seed=self.state.projection_seed,
-                projected=self._block.names,
-            )
-            for client in client_ids
-        }
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return P."""
+        return {"projection_seed": self.state.projection_seed, "projected": self._block.names}
+
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return w_i, and before a client's first upload the initial model."""
+        start = self.state.initial if self.membership.is_new(client_id) else None
+        return {"anchor": {"w_i": self.state.clients[client_id].local_w}, "start": start}
 
     def upload_spec(self) -> Spec:
         """Return the shape of P theta_i."""

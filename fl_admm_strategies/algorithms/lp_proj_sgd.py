@@ -12,7 +12,7 @@ and Fairness", NeurIPS 2022; see docs/methods/lp-proj.md. The client is `clients
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -108,6 +108,7 @@ class LpProj(OwnModelsStrategy, EnvelopeStrategy):
     paper: ClassVar = "Lin, Han, Li, Zhang, NeurIPS 2022"
     kinds: ClassVar = {"personal": "personal model"}
     remedy: ClassVar = "a smaller lr or outer_lr"
+    told: ClassVar = LpProjSGDInstruction
     why_not_private = ""  # all that is given out follows from the sum of uploads
 
     p: Literal[2, 1] = 2
@@ -148,24 +149,20 @@ class LpProj(OwnModelsStrategy, EnvelopeStrategy):
                 f"{lr * 2 / step:.2g}, or a smaller lam or dimension."
             )
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, LpProjSGDInstruction]:
-        """Send w to all who train, and before its first accepted reply the initial model."""
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return w and P."""
         self._check_steps(server_round)
-        state, is_new = self.state, self.membership.is_new
+        state, names = self.state, self._block.names
         return {
-            client: LpProjSGDInstruction.of(
-                self,
-                server_round,
-                anchor={W: state.w},
-                start=state.initial if is_new(client) else None,
-                projection_seed=state.projection_seed,
-                projected=self._block.names,
-                upload=self.wanted_of(client),
-            )
-            for client in self.in_training(client_ids)
+            "anchor": {W: state.w},
+            "projection_seed": state.projection_seed,
+            "projected": names,
         }
+
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return the initial model before a client's first accepted reply."""
+        start = self.state.initial if self.membership.is_new(client_id) else None
+        return super().given_to(client_id) | {"start": start}
 
     def upload_spec(self) -> Spec:
         """Return the shape of w_i."""

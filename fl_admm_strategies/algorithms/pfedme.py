@@ -84,6 +84,7 @@ class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
     method: ClassVar = "PFedMe"
     paper: ClassVar = "T. Dinh, Tran, Nguyen, NeurIPS 2020, arXiv:2006.08848"
     kinds: ClassVar = KINDS
+    told: ClassVar = PFedMeInstruction
     counted_by = "uniform"
     remedy: ClassVar = "a smaller lr or outer_lr"
     title = "pFedMe"
@@ -99,21 +100,10 @@ class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
         """Start with w^0, the initial model."""
         return OwnModelState(arrays, arrays)
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, PFedMeInstruction]:
-        """Send w to all who train."""
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return w, and the step size that follows from lam where none is given."""
         check_outer_step(self.lam, self.outer_lr, server_round)
-        return {
-            client: PFedMeInstruction.of(
-                self,
-                server_round,
-                model=self.state.model,
-                outer_lr=self.outer_lr or 0.75 / self.lam,
-                upload=self.wanted_of(client),
-            )
-            for client in self.in_training(client_ids)
-        }
+        return super().given(server_round) | {"outer_lr": self.outer_lr or 0.75 / self.lam}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to (1 - beta) w + beta (the mean of the sampled clients' w_i)."""

@@ -7,7 +7,7 @@ docs/methods/scaffold.md. The client is `clients.SCAFFOLDClient`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -70,23 +70,21 @@ class SCAFFOLD(SummedStrategy):
     method: ClassVar = "SCAFFOLD"
     paper: ClassVar = "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, arXiv:1910.06378"
     kinds: ClassVar = {"global": "one global model"}
+    told: ClassVar = SCAFFOLDInstruction
 
     lr: StepSize = 0.1
     local_epochs: Count = 1
     global_lr: Positive = 1.0
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, SCAFFOLDInstruction]:
-        """Send x and c to everybody."""
-        model, control = self.global_model(), self.state.consensus.total / len(self.membership)
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return x and c."""
+        control = self.state.consensus.total / len(self.membership)
         arrays = self._block.arrays(control.astype(self._block.dtype))
-        return {
-            client: SCAFFOLDInstruction.of(
-                self, server_round, model=model, control=arrays, fresh=self.is_fresh(client)
-            )
-            for client in client_ids
-        }
+        return {"model": self.global_model(), "control": arrays}
+
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return whether a client's c_i is 0."""
+        return {"fresh": self.is_fresh(client_id)}
 
     def upload_spec(self) -> Spec:
         """Return the model's arrays for y_i, and those of the change of c_i."""

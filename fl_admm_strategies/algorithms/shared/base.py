@@ -20,6 +20,7 @@ from ...runtime.messages.records import ClientInstruction, Reply
 from ...runtime.messages.schema import Instruction
 from ...runtime.sampled import SampledStrategy
 from ...runtime.trust.bound import MaxNorm, OnExcess
+from .models import ToldStrategy
 
 Weights = Literal["uniform", "size"]
 Duals = Literal["strategy", "client"]
@@ -355,7 +356,7 @@ class ConsensusStrategy(ConsensusForm, WeightedStrategy):
         self._averaged = compile_pattern("averaged", self.averaged)
 
 
-class SummedStrategy(SampledStrategy):
+class SummedStrategy(ToldStrategy):
     """Base of the methods whose clients keep a variable each and send its changes.
 
     The server knows the sum of these variables alone. So all begin at 0 again when a client has

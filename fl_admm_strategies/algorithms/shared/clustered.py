@@ -22,8 +22,8 @@ from ...maths.schedules import StepSize
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import ClientInstruction, Reply, to_array_record
 from ...runtime.messages.schema import Instruction, Instructions
-from ...runtime.sampled import SampledStrategy
 from .base import Weights, participants_mean
+from .models import ToldStrategy
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class ClusteredState:
     clusters: Clusters
 
 
-class ClusteredStrategy(SampledStrategy):
+class ClusteredStrategy(ToldStrategy):
     """Base of the methods with one model for every cluster.
 
     Parameters
@@ -162,19 +162,14 @@ class ClusteredStrategy(SampledStrategy):
     """
 
     kinds: ClassVar = {"cluster": "cluster model"}
+    told: ClassVar[type[Instruction]] = ClusterInstruction
 
     lr: StepSize = 0.1
     local_epochs: Count = 1
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> Mapping[int, Instruction]:
-        """Send every client the model of its cluster."""
-        model_of = self.state.clusters.model_of
-        return {
-            client: ClusterInstruction.of(self, server_round, model=model_of(client))
-            for client in client_ids
-        }
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return the model of a client's cluster."""
+        return {"model": self.state.clusters.model_of(client_id)}
 
     def evaluate_instructions(self, server_round: int, client_ids: Sequence[int]) -> Instructions:
         """Send every client the model of its cluster."""

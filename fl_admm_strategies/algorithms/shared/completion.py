@@ -26,8 +26,8 @@ from ...maths.seeds import seed_of, short
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import Metrics
 from ...runtime.messages.schema import Instruction
-from ...runtime.sampled import SampledStrategy
 from ...runtime.trust.means import REPORTED
+from .models import ToldStrategy
 
 CURVATURE = "user-curvature"
 """The metric of a reply with a bound on the curvature of f_i in V: a norm of U_i^T U_i."""
@@ -92,7 +92,7 @@ class FedMCFactors(Instruction):
     confidence: float | None = None
 
 
-class CompletionStrategy(SampledStrategy):
+class CompletionStrategy(ToldStrategy):
     """Base of the methods of matrix completion; the initial arrays are V^0 alone, (r, n).
 
     Parameters
@@ -186,6 +186,14 @@ class CompletionStrategy(SampledStrategy):
             )
             for client in client_ids
         }
+
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return V."""
+        return {"factors": self.global_model()}
+
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return what draws the client's U_i^0."""
+        return self.first_users(client_id)
 
     def first_users(self, client: int) -> dict[str, Any]:
         """Return what a client must know to draw its U_i^0, and p."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...maths.blocks import Spec
-from ...runtime.sampled import SampledStrategy
+from ...runtime.messages.schema import Instruction
+from .models import ToldStrategy
 
 
-class EveryoneTrains(SampledStrategy):
+class EveryoneTrains(ToldStrategy):
     """Who trains and who uploads, where a method's personal part moves in every client.
 
     Parameters
@@ -30,15 +32,17 @@ class EveryoneTrains(SampledStrategy):
         """Whether all clients of a round upload arrays: those that were not drawn do not."""
         return not self.everyone_trains or self.fraction_train == 1
 
-    def in_training(self, drawn: Sequence[int]) -> list[int]:
-        """Return who trains in a round for which these were drawn."""
-        everyone = self.client_ids if self.everyone_trains else drawn
-        self._idle = frozenset(everyone).difference(drawn)
-        return sorted({*drawn} | self._idle)
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> Mapping[int, Instruction]:
+        """Send it to all who train; those that were not drawn upload nothing."""
+        everyone = self.client_ids if self.everyone_trains else client_ids
+        self._idle = frozenset(everyone).difference(client_ids)
+        return super().train_instructions(server_round, sorted({*client_ids} | self._idle))
 
-    def wanted_of(self, client_id: int) -> list[str] | None:
-        """Return the arrays that a client of this round uploads: none, or all (None)."""
-        return [] if client_id in self._idle else None
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return the arrays that a client uploads: none, or all (None)."""
+        return super().given_to(client_id) | {"upload": [] if client_id in self._idle else None}
 
     def upload_spec_of(self, client_id: int) -> Spec:
         """Return an upload's arrays, of which clients that were not drawn have none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from ...maths.blocks import Arrays
@@ -12,8 +13,8 @@ from ...runtime.messages.schema import Instruction
 from ...runtime.sampled import SampledStrategy
 
 
-class AlikeStrategy(SampledStrategy):
-    """Base of the methods that send all clients of a round the same.
+class ToldStrategy(SampledStrategy):
+    """Base of the methods whose clients all get the same kind of message.
 
     Parameters
     ----------
@@ -22,18 +23,24 @@ class AlikeStrategy(SampledStrategy):
     """
 
     told: ClassVar[type[Instruction]]
-    """What they are sent."""
+    """What they are sent: settings of the method, what is `given` to all, and `given_to` one."""
 
     def given(self, server_round: int) -> dict[str, Any]:
-        """Return the fields of `told` that are no settings of the method."""
-        raise NotImplementedError
+        """Return the fields of `told` that are the same for all clients, and no settings."""
+        return {}
+
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return the fields that differ by client; by default there are none."""
+        return {}
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> Mapping[int, Instruction]:
-        """Send the same to everybody."""
-        told = self.told.of(self, server_round, **self.given(server_round))
-        return dict.fromkeys(client_ids, told)
+        """Send every client what it is told."""
+        told = partial(self.told.of, self, server_round, **self.given(server_round))
+        if type(self).given_to is ToldStrategy.given_to:  # one message for all
+            return dict.fromkeys(client_ids, told())
+        return {client: told(**self.given_to(client)) for client in client_ids}
 
 
 @dataclass
@@ -43,7 +50,7 @@ class ModelState:
     model: Arrays
 
 
-class OneModelStrategy(AlikeStrategy):
+class OneModelStrategy(ToldStrategy):
     """Base of the methods whose state is w, the global model; personal ones stay with the clients.
 
     Parameters
@@ -90,7 +97,7 @@ class OwnModelEvaluation(Instruction):
     global_: Arrays | None
 
 
-class OwnModelsStrategy(SampledStrategy):
+class OwnModelsStrategy(ToldStrategy):
     """Base of the methods whose clients keep models of their own, begun from the state's `initial`.
 
     Parameters

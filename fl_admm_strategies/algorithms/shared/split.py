@@ -13,7 +13,7 @@ from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import Reply
 from ...runtime.messages.schema import Instruction
 from .base import Weights, participants_mean
-from .models import AlikeStrategy, on_client
+from .models import ToldStrategy, on_client
 
 PERSONAL_HEAD = "^personal_head[.]"
 """v_i of a `clients.TwoHeaded`."""
@@ -35,7 +35,7 @@ class SplitEvaluation(Instruction):
     personal: str | None
 
 
-class SplitStrategy(AlikeStrategy):
+class SplitStrategy(ToldStrategy):
     """Base of the methods that average a part of the model, while the rest stays with the clients.
 
     Parameters

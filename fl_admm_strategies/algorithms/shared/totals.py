@@ -10,7 +10,7 @@ import numpy as np
 
 from ...maths.blocks import Arrays, Spec
 from ...runtime.messages.records import ClientInstruction
-from ...runtime.sampled import SampledStrategy
+from .models import ToldStrategy
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Totals:
         self.began_in = server_round
 
 
-class TotalsStrategy(SampledStrategy):
+class TotalsStrategy(ToldStrategy):
     """Base of the methods with `Totals` in the field ``totals`` of their state."""
 
     counted_by = "uniform"
