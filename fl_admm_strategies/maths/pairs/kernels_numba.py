@@ -1,4 +1,4 @@
-"""The kernels compiled by numba; see `kernels.Kernels` for what each of them computes.
+"""The kernels compiled by numba; see `kernels_numpy` for what each of them computes.
 
 A kernel works on a piece of its rows, sums or columns, without the interpreter's lock, and plain
 threads share the pieces. Numba's own threads are not used: with OpenMP they share torch's library,
@@ -130,7 +130,7 @@ def _update_rows(
 def update_rows(
     slab: FloatArray, rows: Slots, i: Indices, j: Indices, omega: FloatArray, keep: FloatArray
 ) -> Float64Array:
-    """See `Kernels.update_rows`."""
+    """See `kernels_numpy.update_rows`."""
     omega = np.ascontiguousarray(omega)
     norms = np.empty(len(rows))
 
@@ -157,7 +157,7 @@ def _difference_norms(
 
 
 def difference_norms(omega: FloatArray, i: Indices, j: Indices) -> Float64Array:
-    """See `Kernels.difference_norms`."""
+    """See `kernels_numpy.difference_norms`."""
     norms = np.empty(len(i))
     share(
         lambda start, stop: _difference_norms(omega, i, j, norms, start, stop),
@@ -216,7 +216,7 @@ def _add_rows(
 def add_rows(
     slab: FloatArray, rows: Indices, clients: Slots, weight: Float64Array, total: Float64Array
 ) -> None:
-    """See `Kernels.add_rows`."""
+    """See `kernels_numpy.add_rows`."""
     nbytes = np.count_nonzero((rows >= 0) & (rows < len(slab))) * slab[0].nbytes
     share(
         lambda first, last: _add_rows(slab, rows, clients, weight, total, first, last),
@@ -257,7 +257,7 @@ def _zeta(
 def zeta(
     total: Float64Array, near: Mask, which: Places, omega: FloatArray, clients: Places
 ) -> FloatArray:
-    """See `Kernels.zeta`."""
+    """See `kernels_numpy.zeta`."""
     result = np.empty(total.shape, dtype=omega.dtype)
     share(
         lambda low, high: _zeta(total, near, which, omega, clients, result, low, high),
@@ -293,7 +293,7 @@ def _renew_weights(
 def renew_weights(
     weights: Float64Array, i: Indices, j: Indices, keep: Float64Array, place: Slots
 ) -> None:
-    """See `Kernels.renew_weights`."""
+    """See `kernels_numpy.renew_weights`."""
     share(
         lambda start, stop: _renew_weights(weights, i, j, keep, place, start, stop),
         len(i),
@@ -340,7 +340,7 @@ def _add_pairs(
 def add_pairs(
     models: FloatArray, weights: Float64Array, i: Indices, j: Indices, total: Float64Array
 ) -> None:
-    """See `Kernels.add_pairs`."""
+    """See `kernels_numpy.add_pairs`."""
     share(
         lambda start, stop: _add_pairs(models, weights, i, j, total, start, stop),
         len(i),
@@ -371,7 +371,7 @@ def _add_products(
 
 
 def add_products(rows: FloatArray, weight: Float64Array, total: Float64Array) -> None:
-    """See `Kernels.add_products`."""
+    """See `kernels_numpy.add_products`."""
     share(
         lambda first, last: _add_products(rows, weight, total, first, last),
         len(total),

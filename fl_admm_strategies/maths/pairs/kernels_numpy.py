@@ -1,4 +1,7 @@
-"""The kernels in plain numpy; see `kernels.Kernels` for what each of them computes."""
+"""The passes over the pairs' vectors in plain numpy, and what each of them computes.
+
+The rows of a `slab` are the vectors delta of pairs, whose clients are `i` and `j`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,12 @@ _BLOCK_BYTES = 2**18
 def update_rows(
     slab: FloatArray, rows: Slots, i: Indices, j: Indices, omega: FloatArray, keep: FloatArray
 ) -> Float64Array:
-    """See `Kernels.update_rows`."""
+    """Set ``slab[rows]`` to `algebra.next_delta` and return its norms.
+
+    That is ``omega[i[rows]] - omega[j[rows]] + keep * slab[rows]``. A row with ``keep == 0`` is not
+    read: it may be uninitialised. numba's sums of squares have up to 32 terms in `slab`'s
+    precision, so that a norm in float32 is off by less than 1e-6, relatively.
+    """
     norms = np.empty(len(rows))
     for block in _blocks(len(rows), slab):
         chosen = rows[block]
@@ -30,7 +38,7 @@ def update_rows(
 
 
 def difference_norms(omega: FloatArray, i: Indices, j: Indices) -> Float64Array:
-    """See `Kernels.difference_norms`."""
+    """Return ``||omega[i] - omega[j]||``."""
     norms = np.empty(len(i))
     for block in _blocks(len(i), omega):
         norms[block] = row_norms(omega[i[block]] - omega[j[block]])
@@ -40,7 +48,11 @@ def difference_norms(omega: FloatArray, i: Indices, j: Indices) -> Float64Array:
 def add_rows(
     slab: FloatArray, rows: Indices, clients: Slots, weight: Float64Array, total: Float64Array
 ) -> None:
-    """See `Kernels.add_rows`."""
+    """Add to ``total[k]`` the ``weight * slab`` of client k's pairs, negated where it is `j`.
+
+    ``rows[k, j]`` is the row of its pair with client j; where it is none of `slab`'s, another slab
+    has the pair, or no slab.
+    """
     for target, client, slots in zip(total, clients, rows, strict=True):
         partners = np.flatnonzero((slots >= 0) & (slots < len(slab)))
         chosen = slots[partners]
@@ -52,7 +64,10 @@ def add_rows(
 def zeta(
     total: Float64Array, near: Mask, which: Places, omega: FloatArray, clients: Places
 ) -> FloatArray:
-    """See `Kernels.zeta`."""
+    """Return `algebra.zeta` of `clients`, in the dtype of `omega`.
+
+    With ``near[which[k]]`` for N_i, and `total` without the omega_j; it is overwritten.
+    """
     models = np.empty((len(near), omega.shape[1]))
     for row, members in zip(models, near, strict=True):
         omega[members].sum(axis=0, dtype=np.float64, out=row)
@@ -64,7 +79,10 @@ def zeta(
 def renew_weights(
     weights: Float64Array, i: Indices, j: Indices, keep: Float64Array, place: Slots
 ) -> None:
-    """See `Kernels.renew_weights`."""
+    """Multiply ``weights[i, j]`` and ``weights[j, i]`` by `keep`; add 1 to those at `place`.
+
+    ``place[i]`` is where in ``weights[i, j]``, or -1.
+    """
     for client, other in ((i, j), (j, i)):
         renewed = keep[:, None] * weights[client, other]
         here = np.flatnonzero(place[client] >= 0)
@@ -75,13 +93,13 @@ def renew_weights(
 def add_pairs(
     models: FloatArray, weights: Float64Array, i: Indices, j: Indices, total: Float64Array
 ) -> None:
-    """See `Kernels.add_pairs`."""
+    """Add ``weights[i, j] @ models[i] - weights[j, i] @ models[j]`` to `total`."""
     for target, first, second in zip(total, i, j, strict=True):
         target += weights[first, second] @ models[first] - weights[second, first] @ models[second]
 
 
 def add_products(rows: FloatArray, weight: Float64Array, total: Float64Array) -> None:
-    """See `Kernels.add_products`."""
+    """Add ``weight @ rows`` to `total`; a sum does not depend on which others there are."""
     for target, coefficients in zip(total, weight, strict=True):
         chosen = np.flatnonzero(coefficients)
         for block in _blocks(len(chosen), rows):

@@ -267,7 +267,7 @@ class PairwiseStore:
         known: dict[bytes, int] = {}
         which = np.array([known.setdefault(row.tobytes(), len(known)) for row in near], np.intp)
         first = np.unique(which, return_index=True)[1]
-        return self._kernels.zeta(total, near[first], which, self._omega, clients)
+        return self._narrow(self._kernels.zeta(total, near[first], which, self._omega, clients))
 
     def mean_dual(self, indices: Clients | None = None) -> FloatArray:
         """Return (1/m) sum_j v_ij of some clients, by default all; see `zeta`."""
