@@ -167,10 +167,13 @@ class LegacyStrategy(Strategy):
         if evaluate_metrics_aggregation_fn is not None:
             strategy.evaluate_metrics_aggr_fn = partial(_by_legacy, evaluate_metrics_aggregation_fn)
         self.num_rounds = num_rounds
-        self.checkpoint_dir = checkpoint_dir
-        self.checkpoint_every = checkpoint_every
-        self.checkpoint_keep = checkpoint_keep
-        self.resume = resume
+        self._open_checkpoints = partial(
+            strategy.run.open_checkpoints,
+            folder=checkpoint_dir,
+            every=checkpoint_every,
+            keep=checkpoint_keep,
+            resume=resume,
+        )
         self._best = KeepBest(keep_best, strategy.run, strategy.models, checkpoint_dir)
         self._nodes = _ManagedNodes()
         self._discovery = Discovery(strategy.membership.owners)
@@ -193,13 +196,7 @@ class LegacyStrategy(Strategy):
                 weight = max(1, int(workflow.fit_workflow.max_weight)) if alike else 0
                 self._secure = {wire.SECURE: weight}
         strategy.summary()
-        run.open_checkpoints(
-            arrays,
-            self.checkpoint_dir,
-            every=self.checkpoint_every,
-            keep=self.checkpoint_keep,
-            resume=self.resume,
-        )
+        self._open_checkpoints(arrays)
         wanted, self._nodes = run.prepare(), _ManagedNodes()
         self._discovery = found = Discovery(strategy.membership.owners)
         found.find(
@@ -225,7 +222,7 @@ class LegacyStrategy(Strategy):
 
     def _given_out(self, model: Arrays) -> Parameters:
         """Return a model for Flower's server, which hands it back before every phase."""
-        parameters = _parameters(model)
+        parameters = ndarrays_to_parameters(list(model.values()))
         if model:
             self._names, self._known = list(model), list(parameters.tensors)
         return parameters
@@ -519,10 +516,6 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in metrics.items()
         if isinstance(value, int | float | np.number)
     }
-
-
-def _parameters(model: Arrays) -> Parameters:
-    return ndarrays_to_parameters(list(model.values()))
 
 
 def _payload(instruction: ClientInstruction) -> tuple[Parameters, dict[str, Scalar]]:

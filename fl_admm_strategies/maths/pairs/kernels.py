@@ -17,8 +17,8 @@ Engine = Literal["numba", "numpy"]
 
 
 Kernels = ModuleType
-"""`kernels_numpy`, which says what each kernel computes, or `kernels_numba`, which does it in one pass
-over the vectors. Numbers of the two agree to rounding."""
+"""`kernels_numpy`, which says what each kernel computes, or `kernels_numba`, which does it in one
+pass over the vectors. Numbers of the two agree to rounding."""
 
 
 def choose_kernels(engine: Engine | None) -> tuple[Engine, Kernels]:
