@@ -18,6 +18,11 @@ Arrays = dict[str, NDArray[Any]]
 PIECE = 2**15
 """Numbers of a vector that are worked on at a time."""
 
+_AS_SAVED = (
+    "Continue with the algorithm, model, clients and settings (such as `duals`) that it was saved "
+    "with, and the same version of fl-admm-strategies."
+)
+
 Spec = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and dtype of named arrays, in the order of the model."""
 
@@ -213,6 +218,38 @@ def matching(setting: str, pattern: re.Pattern[str], trained: Collection[str]) -
         f"{', '.join(trained)}. Give a pattern that names a part of them, e.g. 'head' or "
         "'^fc2[.]'" + (f", or leave `{setting}` out." if found else ".")
     )
+
+
+def has_shape(array: NDArray[Any], shape: tuple[int, ...]) -> bool:
+    """Return whether an array has a shape, in which a length of -1 may be any."""
+    lengths = zip(array.shape, shape, strict=False)
+    return array.ndim == len(shape) and all(wanted in (found, -1) for found, wanted in lengths)
+
+
+def any_length(spec: Spec) -> Spec:
+    """Return the shapes of arrays that may have any number of rows."""
+    return {name: ((-1, *shape[1:]), dtype) for name, (shape, dtype) in spec.items()}
+
+
+def check_saved(saved: Mapping[str, NDArray[Any]], expected: Spec) -> None:
+    """Raise ValueError unless saved arrays are there, in the shapes and dtypes that a run has.
+
+    Parameters
+    ----------
+    saved : mapping of str to ndarray
+        These may be more than are expected.
+    expected : mapping
+        As `Spec`; see `has_shape`.
+    """
+    if missing := sorted(expected.keys() - saved.keys()):
+        raise ValueError(f"The saved state lacks {missing}. {_AS_SAVED}")
+    for name, (shape, dtype) in expected.items():
+        found = saved[name]
+        if found.dtype != dtype or not has_shape(found, shape):
+            raise ValueError(
+                f"The saved '{name}' is {found.dtype} of shape {found.shape}, expected {dtype} of "
+                f"shape {shape}. {_AS_SAVED}"
+            )
 
 
 def prefixed(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:

@@ -32,6 +32,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .blocks import any_length, check_saved, spec_of
 from .checks import in_range
 from .clienttable import ByClient, Row
 from .consensus import Prox
@@ -324,37 +325,18 @@ class RatedConsensus(ByClient):
         ValueError
             If the arrays are not those of such a state, or do not fit together.
         """
-        expected = self.state_arrays()
-        if arrays.keys() != expected.keys():
-            raise ValueError(
-                f"The saved items' factors are the arrays {sorted(arrays)}, expected "
-                f"{sorted(expected)}. Continue with the `rows` that the state was saved with."
-            )
-        (n, r), m = self.v.shape, len(self._clients)
+        own, (n, r) = spec_of(self.state_arrays()), self.v.shape
+        rows = {name: own.pop(name) for name in ("sent", "items", "w", "dual", "shares")}
+        check_saved(arrays, own | any_length(rows))
         items, counts, shares = arrays["items"], arrays["num_items"], arrays["shares"]
-        shapes = {
-            "v": (n, r),
-            "total": (n, r),
-            "sent": (len(arrays["sent"]), n, r),
-            "num_items": (m,),
-            "num_shares": (m,),
-            "w": (items.size * r,),
-            "dual": (items.size * r,),
-            "shares": (len(shares), 3),
-        }
-        fits = (
-            all(arrays[name].shape == shape for name, shape in shapes.items())
-            and all(arrays[name].dtype == expected[name].dtype for name in expected)
+        if not (
+            len(arrays["w"]) == len(arrays["dual"]) == items.size * r
             and min(counts.min(initial=0), arrays["num_shares"].min(initial=0)) >= 0
             and (counts.sum(), arrays["num_shares"].sum()) == (items.size, len(shares))
             and ((items >= 0) & (items < n)).all()
             and np.isin(shares[:, 0], np.arange(len(arrays["sent"]))).all()
-        )
-        if not fits:
-            raise ValueError(
-                f"The saved items' factors do not fit together, or not {m} clients and {n} items "
-                f"of rank {r}. Continue with the clients and the initial arrays of the saved run."
-            )
+        ):
+            raise ValueError("The saved items' factors do not fit together: the state is damaged.")
         self.v, self.total = arrays["v"].copy(), arrays["total"].copy()
         self._sent = {k: v.copy() for k, v in enumerate(arrays["sent"])}
         self._now, self._products, self._pending = None, {}, {}

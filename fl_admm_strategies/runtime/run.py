@@ -656,7 +656,7 @@ class Run:
                 "The saved run had no privacy=..., so nothing bounds what it has given out. Leave "
                 "privacy out to go on with it, or start a new run."
             )
-        check_base(state, expected, type(self.algorithm).__name__)
+        check_base(state, expected)
         read(under(UNDERWAY, state))
         self.resume.saved = {key: np.array(value) for key, value in state.items()}
 

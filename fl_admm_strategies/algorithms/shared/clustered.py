@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, under
+from ...maths.blocks import Arrays, any_length, check_saved, spec_of, under
 from ...maths.checks import Count, in_range
 from ...maths.clienttable import ByClient, Row
 from ...maths.grouping import numbered
@@ -119,25 +119,14 @@ class Clusters(ByClient):
         ValueError
             If an array is missing or one too many, or they do not fit together or this model.
         """
-        expected = self.state_arrays()
-        models, wanted = under("models/", arrays), under("models/", expected)
-        count = {len(array) for array in models.values()}
-        fits = arrays.keys() == expected.keys() and all(
-            arrays[name].dtype == array.dtype and arrays[name].ndim == array.ndim
-            for name, array in expected.items()
-        )
-        fits = fits and len(count) == 1 and len(arrays["ids"]) == len(arrays["of"])
-        fits = fits and all(
-            models[name].shape[1:] == array.shape[1:] for name, array in wanted.items()
-        )
-        if not fits or not np.all((arrays["of"] >= 0) & (arrays["of"] < max(count))):
-            raise ValueError(
-                "The saved clusters do not fit this model, or are damaged. Continue with the model "
-                "and the settings of the saved run."
-            )
+        check_saved(arrays, any_length(spec_of(Clusters.state_arrays(self))))
+        models, of = under("models/", arrays), arrays["of"]
+        (count,) = {len(array) for array in models.values()}
+        if not np.all((of >= 0) & (of < count)):
+            raise ValueError("The saved clusters are none of the models': the state is damaged.")
         self.of = dict(zip(arrays["ids"].tolist(), arrays["of"].tolist(), strict=True))
         self.models = [
-            {name: np.array(stack[k]) for name, stack in models.items()} for k in range(*count)
+            {name: np.array(stack[k]) for name, stack in models.items()} for k in range(count)
         ]
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..blocks import check_saved, spec_of
 from . import algebra
 from .algebra import Float64Array, FloatArray, Indices, Mask, Places, Prox, Weight, row_norms
 from .kernels import BLOCK_BYTES, CHUNK, Kernels
@@ -272,28 +273,23 @@ class History:
         ValueError
             If an array is missing, or they do not fit together.
         """
+        if not arrays:
+            return
         m, chunks = self._num_clients, range((len(arrays) - 5) // 2)
-        shapes = {
-            **dict.fromkeys(_OF_PAIRS, (m, m)),
-            **dict.fromkeys(_OF_CLIENTS, (m,)),
-            **{f"models.{k}": (m, CHUNK, self.width) for k in chunks},
-            **{f"weights.{k}": (m, m, CHUNK) for k in chunks},
-        }
-        if arrays and (
-            {name: array.shape for name, array in arrays.items()} != shapes
-            or any(arrays[f"models.{k}"].dtype != self.dtype for k in chunks)
-            or not 0 < arrays["count"].max(initial=0) <= len(chunks) * CHUNK
-        ):
-            raise ValueError(
-                "The saved models of the clients do not agree with the saved pairs. Was the "
-                "checkpoint cut short or mixed with another?"
-            )
-        if arrays:
-            for name in (*_OF_PAIRS, *_OF_CLIENTS):
-                setattr(self, f"_{name}", np.array(arrays[name]))
-            self._models = [np.array(arrays[f"models.{k}"]) for k in chunks]
-            self._weights = [np.array(arrays[f"weights.{k}"]) for k in chunks]
-            self.num_pairs = len(self.pairs()[0])
+        check_saved(
+            arrays,
+            {name: ((m, m), getattr(self, f"_{name}").dtype) for name in _OF_PAIRS}
+            | spec_of({name: getattr(self, f"_{name}") for name in _OF_CLIENTS})
+            | {f"models.{k}": ((m, CHUNK, self.width), self.dtype) for k in chunks}
+            | {f"weights.{k}": ((m, m, CHUNK), np.dtype(np.float64)) for k in chunks},
+        )
+        if not 0 < arrays["count"].max(initial=0) <= len(chunks) * CHUNK:
+            raise ValueError("The saved models of the clients do not agree: the state is damaged.")
+        for name in (*_OF_PAIRS, *_OF_CLIENTS):
+            setattr(self, f"_{name}", np.array(arrays[name]))
+        self._models = [np.array(arrays[f"models.{k}"]) for k in chunks]
+        self._weights = [np.array(arrays[f"weights.{k}"]) for k in chunks]
+        self.num_pairs = len(self.pairs()[0])
 
 
 def _widened(matrix: NDArray[Any], places: Sequence[int], value: float) -> NDArray[Any]:

@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..blocks import prefixed, under
+from ..blocks import check_saved, prefixed, spec_of, under
 from ..penalties import Penalty
 from . import algebra
 from .algebra import Clients, Float64Array, FloatArray, Indices, Mask, Places, Weight, row_norms
 from .components import components
 from .history import History
 from .kernels import Engine, choose_kernels
-from .vectors import Vectors, saved_names
+from .vectors import Vectors
 
 _MOST_BYTES = 2 * 2**30
 
@@ -419,18 +419,12 @@ class PairwiseStore:
             If an array is missing or they do not fit together or this store. Nothing has changed
             then.
         """
-        _check_complete(arrays)
-        if not np.array_equal(arrays["rho"], self.rho):
+        check_saved(arrays, spec_of({"rho": np.array(self.rho), "omega": self._omega}))
+        if arrays["rho"] != self.rho:
             raise ValueError(
                 f"The saved rho is {arrays['rho']}, expected {self.rho}. Continue with the former."
             )
         omega = np.array(arrays["omega"])
-        if (omega.shape, omega.dtype) != (self._omega.shape, self._omega.dtype):
-            raise ValueError(
-                f"The saved omega is {omega.dtype} of shape {omega.shape}, expected "
-                f"{self._omega.dtype} of shape {self._omega.shape}. Continue with the clients and "
-                "the model of the saved run."
-            )
         if not np.isfinite(omega).all():
             raise ValueError("The saved omega holds NaN or Inf, expected finite numbers.")
         vectors, history = self._empty_forms()
@@ -457,11 +451,3 @@ def _pairs_with(clients: Places, num_clients: int) -> tuple[Indices, Indices]:
     client = clients[position]
     low, high = np.minimum(client, partner), np.maximum(client, partner)
     return low.astype(np.int32), high.astype(np.int32)
-
-
-def _check_complete(arrays: Mapping[str, NDArray[Any]]) -> None:
-    names = ["rho", "omega", *saved_names(arrays)]
-    if missing := [name for name in names if name not in arrays]:
-        raise ValueError(
-            f"The saved pairs lack {missing}, expected {names}. Was the checkpoint cut short?"
-        )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..blocks import any_length, check_saved, spec_of
 from . import algebra
 from .algebra import Float64Array, FloatArray, Indices, Mask, Places, Prox, Slots, Weight, row_norms
 from .kernels import BLOCK_BYTES, Kernels
@@ -248,31 +249,18 @@ class Vectors:
         ValueError
             If they do not fit together or these clients.
         """
+        deltas = [f"delta.{k}" for k in range(sum(name.startswith("delta.") for name in arrays))]
+        spec = any_length(spec_of(self.state_arrays()))
+        check_saved(arrays, spec | dict.fromkeys(deltas, ((-1, self.width), self.dtype)))
         i, j, norm, scale = (arrays[name] for name in _COLUMNS)
-        vectors = [arrays[name] for name in _delta_names(arrays)]
+        vectors = [arrays[name] for name in deltas]
         if (
-            any(part.dtype != self.dtype or part.shape[1:] != (self.width,) for part in vectors)
-            or not i.shape == j.shape == norm.shape == scale.shape == (sum(map(len, vectors)),)
-            or not i.dtype.kind == j.dtype.kind == "i"
+            not len(i) == len(j) == len(norm) == len(scale) == sum(map(len, vectors))
             or np.any((i < 0) | (i >= j) | (j >= self._num_clients) | np.isnan(scale))
             or len(np.unique(i.astype(np.int64) * self._num_clients + j)) != len(i)
         ):
-            raise ValueError(
-                "The saved pairs do not agree, expected pair_i < pair_j < m, each pair once, and "
-                f"for each an entry of norm and scale and a row of {self.width} {self.dtype} in "
-                "delta.*. Was the checkpoint cut short or mixed with another?"
-            )
-        slots = self._append(i.astype(np.int32), j.astype(np.int32))
+            raise ValueError("The saved pairs do not agree: the state is damaged.")
+        slots = self._append(i, j)
         self._norm[:], self._scale[:] = norm, scale
         for slot, vector in zip(slots, chain(*vectors), strict=True):
             self._slabs.row(slot)[:] = vector
-
-
-def saved_names(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Return the names that `Vectors.state_arrays` gave, as far as these arrays tell."""
-    return [*_COLUMNS, *_delta_names(arrays)]
-
-
-def _delta_names(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
-    count = sum(name.startswith("delta.") for name in arrays)
-    return [f"delta.{number}" for number in range(count)]

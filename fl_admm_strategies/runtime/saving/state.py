@@ -14,11 +14,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, prefixed, under
+from ...maths.blocks import Arrays, any_length, check_saved, prefixed, spec_of, under
 from ...maths.checks import listing
 from ...maths.clienttable import ByClient
 from ..members.owners import read_owners
 from .files import make_folder
+
+_ROWS = (
+    ("client_ids", "last_accepted", "last_seen"),
+    ("owned_ids", "owner_keys"),
+    ("counted_ids", "counted"),
+    ("waiting_ids", "waiting"),
+    ("privacy_ids", "privacy_spent"),
+    ("privacy_rounds",),
+)
+"""What of it has a row for each client, or of some; those of a group have as many."""
 
 BASE = "base/"
 """Before the names of what a run saves itself."""
@@ -73,11 +83,7 @@ def load_arrays(state: Any, saved: Saved, owner: str) -> None:
         if not _checks_itself(value)
         for name, array in _arrays_of_field(field, value).items()
     }
-    if missing := sorted(expected.keys() - saved.keys()):
-        raise ValueError(
-            f"The saved state lacks {missing}, which {owner} needs. It was saved by another "
-            "algorithm, with other settings, or by another version of fl-admm-strategies."
-        )
+    check_saved(saved, spec_of(expected))
     checked = tuple(f"{field}/" for field, value in _fields(state) if _checks_itself(value))
     if more := sorted(n for n in saved.keys() - expected.keys() if not n.startswith(checked)):
         raise ValueError(
@@ -85,7 +91,6 @@ def load_arrays(state: Any, saved: Saved, owner: str) -> None:
             "settings (such as `duals`) that the state was saved with, and the same version of "
             "fl-admm-strategies."
         )
-    check_saved(saved, expected)
     _load(state, saved)
 
 
@@ -101,53 +106,36 @@ def _load(state: Any, saved: Saved) -> None:
         elif is_dataclass(value):
             _load(value, parts)
         else:
-            value.load_state_arrays(parts)
+            try:
+                value.load_state_arrays(parts)
+            except (LookupError, TypeError, ValueError, OverflowError) as error:
+                raise ValueError(f"The saved {name!r} cannot be used: {error}") from error
 
 
-def check_saved(saved: Saved, expected: Saved) -> None:
-    """Raise ValueError unless saved arrays have the shapes and dtypes of those that a run has."""
-    for name, wanted in expected.items():
-        found = saved[name]
-        if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
-            raise ValueError(
-                f"The saved '{name}' has shape {found.shape}, this run's {wanted.shape} (as "
-                f"{found.dtype} and {wanted.dtype}). Continue with the model and the settings "
-                "(such as `duals`) that the state was saved with."
-            )
-
-
-def check_base(saved: Saved, expected: Saved, owner: str) -> None:
+def check_base(saved: Saved, expected: Saved) -> None:
     """Raise ValueError unless a saved state has what that of every run has, whatever its clients.
 
     Parameters
     ----------
     saved : mapping
     expected : mapping
-        What a run of no clients has, the names with `BASE` before them.
-    owner : str
-        Whose state it is.
+        What a run has, the names with `BASE` before them.
     """
-    if missing := sorted(expected.keys() - saved.keys()):
-        raise ValueError(f"This is not a state of {owner}.state_dict(): it lacks {missing}.")
-    sizes = dict.fromkeys(("client_ids", "last_accepted", "last_seen"), "client_ids")
-    sizes |= dict.fromkeys(("owned_ids", "owner_keys"), "owned_ids")
-    sizes |= dict.fromkeys(("counted_ids", "counted"), "counted_ids")
-    sizes |= dict.fromkeys(("waiting_ids", "waiting"), "waiting_ids")
-    if f"{BASE}privacy_ids" in expected:
-        sizes |= dict.fromkeys(("privacy_ids", "privacy_spent"), "privacy_ids")
-        sizes["privacy_rounds"] = "privacy_rounds"
-    wanted = dict(expected)
-    for name, of in sizes.items():
-        like = expected[f"{BASE}{name}"]
-        size = np.size(saved[f"{BASE}{of}"])
-        wanted[f"{BASE}{name}"] = np.zeros((size, *like.shape[1:]), like.dtype)
-    check_saved(saved, wanted)
+    spec = spec_of(expected)
+    check_saved(saved, spec | any_length({n: entry for n, entry in spec.items() if _has_rows(n)}))
+    for names in _ROWS:
+        if len({len(saved[BASE + name]) for name in names if BASE + name in expected}) > 1:
+            raise ValueError(f"The saved {names} are of different lengths: the state is damaged.")
     read_owners(under(BASE, saved))
     known = saved[f"{BASE}client_ids"]
     if not len(known) or np.any(known[1:] <= known[:-1]):
         raise ValueError(f"The saved clients are {listing(known.tolist())}, not sorted ids.")
     if negative := [name for name in expected if np.any(saved[name] < 0)]:
         raise ValueError(f"The saved {negative} hold numbers below 0: no run has these.")
+
+
+def _has_rows(name: str) -> bool:
+    return any(name.removeprefix(BASE) in names for names in _ROWS)
 
 
 def parts_by_client(state: Any) -> list[ByClient]:

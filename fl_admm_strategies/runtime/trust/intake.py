@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from logging import WARNING
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flwr.common import log
-from numpy.typing import NDArray
 
-from ...maths.blocks import Spec
+from ...maths.blocks import Spec, has_shape
 from ...maths.checks import largest_allowed, largest_of_rows, listing
 from ..members.membership import Membership
 from ..messages.records import (
@@ -299,7 +298,7 @@ def check_reply(
     largest, nbytes, checked = 0.0, 0, {}
     for name, (shape, dtype) in spec.items():
         array = arrays[name]
-        if not _has_shape(array, shape):
+        if not has_shape(array, shape):
             raise ValueError(f"'{name}' has shape {array.shape}, expected {shape}")
         if array.dtype != dtype and not (array.dtype.name == wire_dtype and dtype.kind == "f"):
             raise ValueError(f"'{name}' has dtype {array.dtype}, expected {dtype}")
@@ -328,9 +327,3 @@ def _is_the_messages(name: str) -> bool:
 def _length(name: str) -> int:
     """Return the letters that a name takes in the history, where \u00e9 is six."""
     return len(to_json(name)) - 2
-
-
-def _has_shape(array: NDArray[Any], shape: tuple[int, ...]) -> bool:
-    """Return whether an array has a shape, in which a length of -1 may be any."""
-    lengths = zip(array.shape, shape, strict=False)
-    return array.ndim == len(shape) and all(wanted in (found, -1) for found, wanted in lengths)

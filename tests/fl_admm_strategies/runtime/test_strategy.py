@@ -303,7 +303,7 @@ def test_an_unknown_client_has_no_model() -> None:
 
 
 def test_something_that_is_no_state_is_refused() -> None:
-    with refused(ValueError, "Mean.state_dict", "base/round"):
+    with refused(ValueError, "saved state lacks", "base/round"):
         Mean().load_state_dict({"w": np.zeros(2)})
 
 
