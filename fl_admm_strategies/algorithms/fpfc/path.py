@@ -19,7 +19,7 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, Block, prefixed, under
+from ...maths.blocks import Arrays, Block, check_saved, prefixed, spec_of, under
 from ...maths.checks import Count, NotNegative, check_fields, check_not_negative
 from ...maths.clienttable import ClientTable, Row
 from ...maths.pairs import PairwiseStore
@@ -407,21 +407,14 @@ class PathProgress(PenaltySource):
         ValueError
             If an array is missing, or it is of another grid.
         """
-        expected = {name: a for name, a in self.state_arrays().items() if "/" not in name}
-        if missing := sorted(expected.keys() - arrays.keys()):
-            raise ValueError(
-                f"The saved path of lambdas lacks {missing}. It was saved by a run with a penalty "
-                "of its own, or cut short."
-            )
-        if not np.array_equal(arrays["lams"], expected["lams"]):
+        own = {name: array for name, array in self.state_arrays().items() if "/" not in name}
+        if not np.array_equal(arrays.get("lams", own["lams"]), own["lams"]):
             raise ValueError(
                 f"The saved run goes along lams = {arrays['lams'].tolist()}, this one along "
                 f"{list(self.path.lams)}. Continue with the former."
             )
-        numbers = expected.keys() - super().state_arrays().keys()
-        if any(arrays[name].shape != expected[name].shape for name in numbers):
-            raise ValueError("The saved path of lambdas is not what a run saves: it is damaged.")
         super().load_state_arrays(arrays)
+        check_saved(arrays, spec_of({n: own[n] for n in own if n not in ("given", "replacement")}))
         for name, number in zip(_PROGRESS, arrays["progress"].tolist(), strict=True):
             setattr(self, name, number)
         self._value = float(arrays["value"][0])

@@ -251,12 +251,6 @@ class GroupSearch(PenaltySource):
         ValueError
             If an array is missing, or they do not fit together.
         """
-        names = {name for name in self.state_arrays() if not name.startswith("models.")}
-        if missing := sorted(names - arrays.keys()):
-            raise ValueError(
-                f"The saved search for groups lacks {missing}. It was saved by a run with a "
-                "penalty of its own, or cut short."
-            )
         self.found = self.found.loaded(arrays)
         super().load_state_arrays(arrays)
         self.stage = STAGES[int(arrays["stage"])]()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...maths.blocks import Arrays, Spec
+from ...maths.blocks import Arrays, Spec, any_length, check_saved, spec_of
 from ...maths.clienttable import ByClient, ClientTable, Row
 from ...maths.pairs import PairwiseStore
 from ...maths.penalties import Penalty, SmoothedSCAD, penalty_from_text, penalty_to_text
@@ -289,8 +289,7 @@ class PenaltySource(ByClient):
             If an array is missing or damaged, or was saved with another kind of source.
         """
         expected = PenaltySource.state_arrays(self)
-        if missing := sorted(expected.keys() - arrays.keys()):
-            raise ValueError(f"The saved penalty lacks {missing}. Was the checkpoint cut short?")
+        check_saved(arrays, any_length(spec_of(expected)))
         self.replacement = None
         if np.array_equal(arrays["given"], expected["given"]) and arrays["replacement"].size:
             text = arrays["replacement"].tobytes().decode(errors="replace")

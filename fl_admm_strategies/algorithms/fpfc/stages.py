@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, Block, Spec, prefixed, under
+from ...maths.blocks import Arrays, Block, Spec, any_length, check_saved, prefixed, spec_of, under
 from ...maths.candidates import Candidates
 from ...maths.clienttable import ClientTable
 from ...maths.clustering import cluster_models
@@ -218,26 +218,24 @@ class Search:
         ValueError
             If the arrays do not fit together, or this model.
         """
+        d, dtype = self.block.size, self.block.dtype
+        count = sum(name.startswith("models.") for name in arrays)
+        spec = dict.fromkeys([f"models.{k}" for k in range(count)], ((-1, d), dtype))
+        check_saved(arrays, spec | {"center": ((-1,), dtype), "table": ((3, -1), np.dtype("f8"))})
         found = Search(self.block, self.hold_out, self.consensus_rounds, self.in_rounds)
         found.center, found.table = np.array(arrays["center"]), np.array(arrays["table"])
-        count = sum(name.startswith("models.") for name in arrays)
-        models = found.candidates.models = [np.array(arrays[f"models.{k}"]) for k in range(count)]
-        d = self.block.size
-        fits = found.center.shape in ((0,), (d,)) and all(part.shape[1:] == (d,) for part in models)
-        for names in (_COUNTS, _RESULT):
-            values = arrays["counts" if names is _COUNTS else "result"]
-            fits = fits and values.shape == (len(names),)
-            for name, value in zip(names, values.tolist(), strict=False):
+        found.candidates.models = [np.array(arrays[name]) for name in spec]
+        if len(found.center) not in (0, d):
+            raise ValueError("the center of the search is of another model")
+        own = spec_of(found.state_arrays())
+        lists = {n: own[n] for n in own if n.endswith(("_ids", "_rows", "unplaced", "moved"))}
+        check_saved(arrays, own | any_length(lists))
+        for names, values in ((_COUNTS, arrays["counts"]), (_RESULT, arrays["result"])):
+            for name, value in zip(names, values.tolist(), strict=True):
                 setattr(found, name, value)
-        for name, (rows, shape, _) in found._by_client.items():
-            ids, saved = arrays[f"{name}_ids"].tolist(), np.array(arrays[f"{name}_rows"])
-            fits = fits and saved.shape == (len(ids), *shape)
-            rows |= dict(zip(ids, saved, strict=False))
-        if not fits:
-            raise ValueError(
-                "The saved search for groups does not fit this model. Continue with the model and "
-                "the settings of the saved run."
-            )
+        for name, (rows, _, _) in found._by_client.items():
+            saved = np.array(arrays[f"{name}_rows"])
+            rows |= dict(zip(arrays[f"{name}_ids"].tolist(), saved, strict=True))
         found.unplaced, found.moved = (set(arrays[name].tolist()) for name in ("unplaced", "moved"))
         return found
 

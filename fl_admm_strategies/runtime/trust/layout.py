@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
@@ -36,6 +35,7 @@ from ..messages.records import (
     Reply,
     to_json,
 )
+from ..messages.seal import seal
 from ..saving.state import check_initial_arrays
 from .intake import Intake
 
@@ -74,8 +74,7 @@ def travelling(array: NDArray[Any]) -> NDArray[Any]:
 
 def checksum(array: NDArray[Any]) -> int:
     """Return a CRC-32 of an array as it would travel; never 0, which stands for an unknown one."""
-    dense = np.ascontiguousarray(travelling(array))
-    return zlib.crc32(dense.reshape(-1).view(np.uint8).data) or 1
+    return seal([travelling(array)]) or 1
 
 
 @dataclass

@@ -492,5 +492,5 @@ def test_a_penalty_that_cannot_be_set_is_refused() -> None:
 def test_a_damaged_penalty_is_refused(damaged: NDArray[Any]) -> None:
     # Of the first the fuzz of saved states found that it has no length.
     penalty = FixedPenalty(L1(0.5), None)
-    with refused(ValueError, "penalty"):
+    with refused(ValueError, "replacement"):
         penalty.load_state_arrays(penalty.state_arrays() | {"replacement": damaged})
