@@ -287,23 +287,6 @@ class PairwiseStore:
     # What the pairs are
     # ------------------------------------------------------------------------------------------
 
-    def theta(self, i: int, j: int) -> FloatArray:
-        """Return theta_ij, shape (d,). theta_ji = -theta_ij and theta_ii = 0."""
-        return self._narrow(algebra.theta(*self._find(i, j)))
-
-    def v(self, i: int, j: int) -> FloatArray:
-        """Return v_ij, shape (d,). v_ji = -v_ij and v_ii = 0."""
-        return self._narrow(algebra.dual(*self._find(i, j), self.rho))
-
-    def _find(self, i: int, j: int) -> tuple[Float64Array, FloatArray]:
-        """Return s and delta_ij of a pair; 1 and omega_i - omega_j of a plain one."""
-        low, high = np.array([[min(i, j)], [max(i, j)]], dtype=np.int32)
-        for form in self._forms if i != j else ():
-            if not np.isnan(scale := form.scale(low, high)):
-                ((_, vectors),) = form.vectors(low, high)
-                return scale, vectors[0] if i < j else -vectors[0]
-        return np.ones(1), self._omega[i] - self._omega[j]
-
     def theta_norms(self) -> Float64Array:
         """Return ||theta_ij|| of all pairs, shape (m, m), symmetric with zero diagonal."""
         m = len(self._omega)

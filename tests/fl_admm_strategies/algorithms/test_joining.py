@@ -52,6 +52,7 @@ from tests.support.federation import (
     initial_arrays,
     trained,
 )
+from tests.support.pairs import theta_of
 from tests.support.refusals import Warned
 
 # --- The fixed point is the minimiser over the clients that are left ----------------------------
@@ -226,7 +227,7 @@ def test_a_client_that_joins_fpfc_first_trains_on_its_own_from_the_global_model(
     def on_round(server_round: int, metrics: Any) -> None:
         models[server_round] = strategy.state.pairs.omega.copy()
         if server_round == 3:
-            thetas.extend(strategy.state.pairs.theta(2, other) for other in (0, 1, 3))
+            thetas.extend(theta_of(strategy.state.pairs, 2, other) for other in (0, 1, 3))
 
     grid = Recording(client_app(client_fn_of(FPFCClient)), PARTITIONS, FROM_ROUND_3)
     strategy.start(grid, initial_arrays(), 4, on_round=on_round)

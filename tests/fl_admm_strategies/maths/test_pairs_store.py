@@ -24,6 +24,7 @@ from fl_admm_strategies.maths.pairs import Groups, PairwiseStore, kernels, slabs
 from fl_admm_strategies.maths.pairs.history import History
 from fl_admm_strategies.maths.penalties import L1, MCP, Penalty, SmoothedSCAD
 from tests.support.federation import assert_same_bits
+from tests.support.pairs import theta_of, v_of
 from tests.support.refusals import refused
 
 try:
@@ -113,7 +114,8 @@ def rounds(
 
 def all_pairs(store: PairwiseStore, what: str) -> np.ndarray:
     m = len(store.omega)
-    return np.array([[getattr(store, what)(i, j) for j in range(m)] for i in range(m)])
+    found = {"theta": theta_of, "v": v_of}[what]
+    return np.array([[found(store, i, j) for j in range(m)] for i in range(m)])
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -276,9 +278,9 @@ def test_fused_pairs_end_within_the_smoothing_width(engine: Any) -> None:
     store = PairwiseStore(np.zeros((2, 2)), SCAD, 1.0, engine=engine)
     for _ in range(200):
         store.update([0, 1], (centres + store.zeta([0, 1])) / 2)
-    length = np.linalg.norm(store.v(0, 1))
+    length = np.linalg.norm(v_of(store, 0, 1))
     assert length == pytest.approx(0.2, rel=1e-2)
-    assert_allclose(store.theta(0, 1), 1e-4 / 0.6 * store.v(0, 1), rtol=1e-9)
+    assert_allclose(theta_of(store, 0, 1), 1e-4 / 0.6 * v_of(store, 0, 1), rtol=1e-9)
     assert store.theta_norms()[0, 1] <= 1e-4
     # KKT (11): grad f_i + (1/m) sum_j v_ij = 0.
     assert_allclose(store.omega - centres + store.mean_dual(), 0, atol=1e-6)
@@ -290,20 +292,20 @@ def test_a_far_client_has_no_influence(engine: Any, dtype: type) -> None:
     # crosses keeps theta = omega_i - omega_j + v/rho, the next one makes the pair plain.
     store = PairwiseStore(np.zeros((2, 3), dtype), SCAD, 1.0, engine=engine)
     store.update([0], [[0.3, 0, 0]])
-    v = store.v(0, 1)
+    v = v_of(store, 0, 1)
     assert v[0] == pytest.approx(0.3 * 0.6 / 0.6001)
     store.update([0], [[7.1, 0, 0]])
     assert store.num_stored == 1
-    assert_allclose(store.theta(0, 1), store.omega[0] - store.omega[1] + v)
-    assert_array_equal(store.v(0, 1), np.zeros(3))
+    assert_allclose(theta_of(store, 0, 1), store.omega[0] - store.omega[1] + v)
+    assert_array_equal(v_of(store, 0, 1), np.zeros(3))
     store.update([1], [[-1e30, 0.1, 0.7]])
     assert store.num_stored == 0
-    assert_array_equal(store.theta(0, 1), store.omega[0] - store.omega[1])
+    assert_array_equal(theta_of(store, 0, 1), store.omega[0] - store.omega[1])
     assert_array_equal(store.zeta([1, 0]), store.omega[[1, 0]])  # to the last bit
     # And back: v starts again from zero.
     store.update([1], [[6.6, 0, 0]])
     assert store.num_stored == 1
-    assert_allclose(store.v(0, 1), [0.5 * 0.6 / 0.6001, 0, 0], rtol=1e-5)
+    assert_allclose(v_of(store, 0, 1), [0.5 * 0.6 / 0.6001, 0, 0], rtol=1e-5)
 
 
 def test_equal_models_store_nothing(engine: Any) -> None:
@@ -435,7 +437,7 @@ def test_separation_gives_memory_back(engine: Any, monkeypatch: pytest.MonkeyPat
     apart = near + 10 * labels[:, None]
     store.update(range(m), apart)  # crosses: v = 0 now, the vectors stay for one more update
     assert store.num_stored == 66
-    before_v = {(i, j): store.v(i, j) for i in range(m) for j in range(i, m)}
+    before_v = {(i, j): v_of(store, i, j) for i in range(m) for j in range(i, m)}
     store.update([], np.empty((0, d)))
     store.update([labels.argmin()], apart[[0]])
     store.update(range(m), apart)
@@ -447,7 +449,7 @@ def test_separation_gives_memory_back(engine: Any, monkeypatch: pytest.MonkeyPat
         assert labels[i] == labels[j]
         # v grows by rho (omega_i - omega_j - theta) at each update: the right row moved.
         delta = (apart[i] - apart[j]) + before_v[i, j]
-        assert np.linalg.norm(store.v(i, j) - delta) < 0.6
+        assert np.linalg.norm(v_of(store, i, j) - delta) < 0.6
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -39,6 +39,7 @@ from tests.support.federation import (
     run_on_ray,
 )
 from tests.support.pace import fast
+from tests.support.pairs import v_of
 from tests.support.points import ScriptedGrid, Spoil, failing, faultless, first, point_app
 from tests.support.refusals import Warned, refused, warnings_in
 
@@ -119,7 +120,7 @@ def test_the_trace_of_three_devices_of_unequal_speed() -> None:
 
     def look(server_round: int, metrics: Any) -> None:
         pairs = strategy.state.pairs
-        v = [pairs.v(0, 1)[0], pairs.v(0, 2)[0], pairs.v(1, 2)[0]]
+        v = [v_of(pairs, 0, 1)[0], v_of(pairs, 0, 2)[0], v_of(pairs, 1, 2)[0]]
         seen.append((pairs.omega[:, 0].copy(), v))
 
     strategy = AsyncFPFC(SCAD, delay=by_delays, published=True, fraction_evaluate=0.0, **SETTINGS)

@@ -29,6 +29,7 @@ from tests.support.federation import (
     initial_arrays,
     node_of,
 )
+from tests.support.pairs import v_of
 from tests.support.refusals import refused, warnings_in
 
 SCAD = SmoothedSCAD(lam=0.6, a=3.7, xi=1e-4)
@@ -113,7 +114,7 @@ def test_the_three_device_trace_end_to_end() -> None:
 
     def look(server_round: int, metrics: Mapping[str, float]) -> None:
         pairs = strategy.state.pairs
-        v = [pairs.v(0, 1)[0], pairs.v(0, 2)[0], pairs.v(1, 2)[0]]
+        v = [v_of(pairs, 0, 1)[0], v_of(pairs, 0, 2)[0], v_of(pairs, 1, 2)[0]]
         seen.append((pairs.omega[:, 0].copy(), v, pairs.zeta([0, 1, 2])[:, 0]))
 
     grid = WatchedGrid(client_app(point_client), 3)

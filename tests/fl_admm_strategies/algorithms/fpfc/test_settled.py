@@ -43,6 +43,7 @@ from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
 from tests.support.federation import RestlessGrid, WatchedGrid, assert_same_bits
 from tests.support.legacy import run_workflow
 from tests.support.pace import fast
+from tests.support.pairs import v_of
 from tests.support.slopes import app_of, arrays, client_of
 
 LATE = JUDGE + PROBE_ROUNDS + 1
@@ -264,7 +265,7 @@ def test_a_silent_client_is_in_no_pair_no_cluster_and_no_mean(
     assert strategy.clusters(nu).tolist() == [0, 1, 0, 2, 1, 0]
     pairs = strategy.state.pairs
     for other in range(NUM_CLIENTS):
-        assert_array_equal(pairs.v(3, other), np.zeros(4))
+        assert_array_equal(v_of(pairs, 3, other), np.zeros(4))
     others = [c for c in range(NUM_CLIENTS) if c != 3]
     assert_allclose(flat(strategy.global_model()), pairs.omega[others].mean(axis=0), rtol=1e-6)
 
