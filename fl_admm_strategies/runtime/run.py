@@ -35,7 +35,7 @@ from .privacy import Privacy
 from .record import Record
 from .saving.resume import Resume
 from .saving.state import BASE, Saved, arrays_of, check_base, keep_in, load_arrays, parts_by_client
-from .saving.underway import UNDERWAY, Underway, read
+from .saving.underway import UNDERWAY, Underway
 from .trust.bound import Bound
 from .trust.guard import Guard, is_finite
 from .trust.health import Health
@@ -657,20 +657,20 @@ class Run:
                 "privacy out to go on with it, or start a new run."
             )
         check_base(state, expected)
-        read(under(UNDERWAY, state))
         self.resume.saved = {key: np.array(value) for key, value in state.items()}
 
     def _load(self, saved: Saved) -> None:
         state, base = under(_STATE, saved), under(BASE, saved)
-        self.guard.begin(state)
-        load_arrays(self.algorithm.state, state, type(self.algorithm).__name__)
-        if not is_finite(self.algorithm.state, ()):
-            raise ValueError("The saved state is not finite, which no run's is: it is damaged.")
-        self.membership.load_state_arrays(base)
-        self.sampling.load_state_arrays(base)
-        self.bound.load_state_arrays(base)
-        self.privacy.load_state_arrays(base)
-        self.underway.load_state_arrays(under(UNDERWAY, saved))
+        try:
+            self.guard.begin(state)
+            load_arrays(self.algorithm.state, state, type(self.algorithm).__name__)
+            if not is_finite(self.algorithm.state, ()):
+                raise ValueError("it is not finite, which no run's is")
+            for part in (self.membership, self.sampling, self.bound, self.privacy):
+                part.load_state_arrays(base)
+            self.underway.load_state_arrays(under(UNDERWAY, saved))
+        except Exception as error:  # it may be anything
+            raise ValueError(f"The saved state cannot be used: {error}") from error
         self.last_round = int(base["round"])
         self.health.ever_usable = any(self.membership.last_accepted.values())
 

@@ -42,10 +42,8 @@ def read_owners(arrays: Mapping[str, NDArray[Any]]) -> dict[int, str]:
     """
     ids, rows = arrays.get("owned_ids", np.zeros(0)), arrays.get("owner_keys", np.zeros(0))
     keys = [row.tobytes().decode("ascii", errors="replace") for row in rows]
-    if wrong := [key for key in keys if not _FINGERPRINT.fullmatch(key)]:
-        raise ValueError(
-            f"The saved owner_keys {listing(wrong)} are no keys: the state is damaged."
-        )
+    if len(ids) != len(keys) or not all(map(_FINGERPRINT.fullmatch, keys)):
+        raise ValueError("The saved owner_keys are no keys of owned_ids: the state is damaged.")
     return dict(zip(map(int, ids), keys, strict=True))
 
 

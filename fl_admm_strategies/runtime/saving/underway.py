@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...maths.blocks import Spec, check_saved
 from ..messages.records import OF_RUN, ClientInstruction, groups_setting, parse_groups, to_json
 
 UNDERWAY = "underway/"
@@ -113,49 +115,23 @@ class Underway:
         return arrays
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned; errors are those of `read`."""
-        self.clock, self.sent = read(arrays)
-        if arrays:
-            self.recent = arrays[_RECENT].tolist()
-            self.waited = dict(arrays[_WAITED].tolist())
-            self.dropped = dict(arrays[_DROPPED].tolist())
+        """Put back what `state_arrays` returned; raise anything if that is none."""
+        if not arrays:
+            return
+        ids, pairs = ((-1,), np.dtype(np.uint64)), ((-1, 2), np.dtype(np.uint64))
+        counts: Spec = {_RECENT: ids, _WAITED: pairs, _DROPPED: pairs}
+        check_saved(arrays, counts | {_CLIENTS: ids, _CLOCK: ((), np.dtype(np.float64))})
+        self.clock = float(arrays[_CLOCK])
+        if not 0 <= self.clock < math.inf:
+            raise ValueError(f"the clock is {self.clock}")
+        self.sent = {int(client): _read_one(int(client), arrays) for client in arrays[_CLIENTS]}
+        self.recent = arrays[_RECENT].tolist()
+        self.waited = dict(arrays[_WAITED].tolist())
+        self.dropped = dict(arrays[_DROPPED].tolist())
 
 
 def _pairs(counts: Mapping[int, int]) -> NDArray[np.uint64]:
     return np.array(list(counts.items()), dtype=np.uint64).reshape(-1, 2)
-
-
-def read(arrays: Mapping[str, NDArray[Any]]) -> tuple[float, dict[int, Sent]]:
-    """Return the clock and the instructions in what `Underway.state_arrays` returned.
-
-    Raises
-    ------
-    ValueError
-        If these are none.
-    """
-    if not arrays:
-        return 0.0, {}
-    try:
-        clock = float(arrays[_CLOCK])
-        sent = {int(client): _read_one(int(client), arrays) for client in arrays[_CLIENTS]}
-        expected = {_CLOCK, _CLIENTS, _RECENT, _WAITED, _DROPPED, *_names(sent)}
-        shapes = [arrays[name].shape[1:] for name in (_RECENT, _WAITED, _DROPPED)]
-        if shapes != [(), (2,), (2,)]:
-            raise ValueError("its counts are none")
-        if not clock >= 0 or not np.isfinite(clock) or arrays.keys() != expected:
-            raise ValueError("its parts do not agree")
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
-        raise ValueError(
-            f"What the saved run had under way to its clients cannot be read ({error}): the state "
-            "is damaged."
-        ) from error
-    return clock, sent
-
-
-def _names(sent: Mapping[int, Sent]) -> Iterable[str]:
-    for client, one in sent.items():
-        yield f"{client}"
-        yield from (f"{client}/{k}" for k in range(len(one.instruction.flat())))
 
 
 def _read_one(client: int, arrays: Mapping[str, NDArray[Any]]) -> Sent:

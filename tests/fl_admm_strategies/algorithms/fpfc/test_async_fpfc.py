@@ -418,10 +418,11 @@ def test_a_damaged_state_is_refused_in_words() -> None:
         ("underway/clock", np.array(-1.0)),
         ("underway/1", np.zeros(3, np.uint8)),
         ("underway/1/0", np.array([np.nan])),
-        ("underway/clients", np.array([1], np.uint64)),
+        ("underway/clients", np.array([7], np.uint64)),
     ):
-        with refused(ValueError):
-            strategy.load_state_dict(state | {name: wrong})
+        strategy.load_state_dict(state | {name: wrong})
+        with refused(ValueError, "saved state"):
+            strategy.start(InProcessGrid(point_app(), 3), first(), 6)
 
 
 # --- Other settings -------------------------------------------------------------------------------

@@ -628,7 +628,7 @@ def test_a_saved_search_of_another_run_is_refused() -> None:
     ):
         strategy = auto()
         strategy.load_state_dict(damaged)
-        with refused(ValueError, "source"):
+        with refused(ValueError, "saved state"):
             run(strategy, ROUNDS + 1)
     for given in (SmoothedSCAD(0.5), LambdaPath([0.5])):
         strategy = auto(penalty=given)
