@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,7 @@ class Sampling:
         """Return clients' seeds for a round."""
         return {client: seed_of(self.seed, client, server_round) for client in clients}
 
-    def state_arrays(self) -> dict[str, NDArray[np.uint64]]:
+    def state_arrays(self) -> dict[str, NDArray[np.uint8]]:
         """Return the states of the generators."""
         return {
             "train_rng": _generator_to_array(self._train),
@@ -63,13 +64,7 @@ class Sampling:
         }
 
     def load_state_arrays(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned.
-
-        Raises
-        ------
-        ValueError
-            If it is something else.
-        """
+        """Put back what `state_arrays` returned; raise anything if it is something else."""
         self._train = _generator_from_array(arrays["train_rng"])
         self._evaluate = _generator_from_array(arrays["evaluate_rng"])
 
@@ -87,32 +82,13 @@ def num_sampled(num_clients: int, fraction: float, least: int = 1) -> int:
     return min(num_clients, max(int(fraction * num_clients + 1e-9), least, 1))
 
 
-def _generator_to_array(generator: np.random.Generator) -> NDArray[np.uint64]:
-    """Return the state of a generator as numbers, for a checkpoint."""
-    state = generator.bit_generator.state
-    words: list[int] = []
-    for number in (state["state"]["state"], state["state"]["inc"]):
-        words += [number >> 64, number & (2**64 - 1)]
-    return np.array([*words, state["has_uint32"], state["uinteger"]], dtype=np.uint64)
+def _generator_to_array(generator: np.random.Generator) -> NDArray[np.uint8]:
+    """Return the state of a generator as text, for a checkpoint."""
+    return np.frombuffer(json.dumps(generator.bit_generator.state).encode(), np.uint8)
 
 
 def _generator_from_array(array: NDArray[Any]) -> np.random.Generator:
-    """Return a generator in the state that `_generator_to_array` returned.
-
-    Raises
-    ------
-    ValueError
-        If it is not what `_generator_to_array` returned.
-    """
-    words = [int(word) for word in array]
-    # With an even increment PCG64 may stand still, and a draw would never end.
-    if words[3] % 2 == 0 or words[4] > 1 or words[5] >= 2**32:
-        raise ValueError(f"The saved state of a random generator, {words}, is none of PCG64.")
+    """Return a generator in the state that `_generator_to_array` returned."""
     bits = np.random.PCG64()
-    bits.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": words[0] << 64 | words[1], "inc": words[2] << 64 | words[3]},
-        "has_uint32": words[4],
-        "uinteger": words[5],
-    }
+    bits.state = json.loads(array.tobytes())
     return np.random.Generator(bits)

@@ -34,7 +34,7 @@ from .files import (
 )
 from .history import FILE, Extent, History
 
-_FORMAT = 5
+_FORMAT = 6
 _RECORD = "record"
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 _SHOWN = 5  # differences in an error

@@ -23,9 +23,6 @@ from .files import make_folder
 BASE = "base/"
 """Before the names of what a run saves itself."""
 
-_SAME_LENGTH = frozenset(f"{BASE}{name}" for name in ("norms", "train_rng", "evaluate_rng"))
-"""What of it is no row for each client, or each of some."""
-
 Saved = Mapping[str, NDArray[Any]]
 
 
@@ -112,7 +109,7 @@ def check_base(saved: Saved, expected: Saved) -> None:
         What a run has, the names with `BASE` before them.
     """
     spec = spec_of(expected)
-    rows = {n: spec[n] for n, array in expected.items() if array.ndim and n not in _SAME_LENGTH}
+    rows = {name: spec[name] for name, array in expected.items() if array.ndim}
     check_saved(saved, spec | any_length(rows))
     read_owners(under(BASE, saved))
     known = saved[f"{BASE}client_ids"]

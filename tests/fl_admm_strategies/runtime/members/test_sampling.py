@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fl_admm_strategies.runtime.members.sampling import Sampling
-from tests.support.refusals import refused
 
 
 def sampling(**changes: Any) -> Sampling:
@@ -98,17 +97,14 @@ def test_a_saved_generator_goes_on_where_it_was() -> None:
         own.for_evaluation(range(7))
     saved = own.state_arrays()
     dtypes = {name: array.dtype.name for name, array in saved.items()}
-    assert dtypes == {"train_rng": "uint64", "evaluate_rng": "uint64"}
+    assert dtypes == {"train_rng": "uint8", "evaluate_rng": "uint8"}
     other.load_state_arrays(saved)
     for _ in range(5):
         assert other.for_training(range(20)) == own.for_training(range(20))
         assert other.for_evaluation(range(7)) == own.for_evaluation(range(7))
 
 
-@pytest.mark.parametrize(("place", "word"), [(3, 0), (4, 2), (5, 2**32)])
-def test_what_is_no_generator_is_refused(place: int, word: int) -> None:
+def test_what_is_no_generator_is_refused() -> None:
     own = sampling()
-    saved = own.state_arrays()
-    saved["train_rng"][place] = word
-    with refused(ValueError, "saved", "PCG64"):
-        own.load_state_arrays(saved)
+    with pytest.raises(ValueError, match="utf"):
+        own.load_state_arrays(own.state_arrays() | {"train_rng": np.zeros(6, np.uint8)})
