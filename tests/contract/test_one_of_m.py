@@ -99,7 +99,7 @@ def bounded(case: Case, behaviour: str) -> dict[str, Any]:
     return {"max_norm": "auto"}
 
 
-@pytest.mark.parametrize("case", fast(["FedAPM"], AT_ANY_PACE))
+@pytest.mark.parametrize("case", fast(["FedMC-ADMM"], AT_ANY_PACE))
 @behaviours
 def test_beside_the_training(case: Case, behaviour: str) -> None:
     strategy, honest = run(case, stages=BESIDE, behaviour=behaviour), good(case)
@@ -114,7 +114,7 @@ def test_beside_the_training(case: Case, behaviour: str) -> None:
         assert set(OTHERS) <= strategy.personal_models().keys()
 
 
-@pytest.mark.parametrize("case", fast(["FedAPM"], AT_ANY_PACE))
+@pytest.mark.parametrize("case", fast(["FedMC-ADMM"], AT_ANY_PACE))
 @behaviours
 def test_in_training(case: Case, behaviour: str) -> None:
     settings = bounded(case, behaviour)

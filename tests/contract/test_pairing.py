@@ -93,7 +93,7 @@ LIMITS: dict[str, tuple[Callable[[], StatefulStrategy], Callable[..., NumPyClien
     "FedSim, nothing personal": (lambda: setting("FedSim", None), of.FedSimClient),
     "LG-FedAvg, nothing local": (lambda: setting("LGFedAvg", None), of.LGFedAvgClient),
 }
-SOME = [IFCA, "FedProx, mu = 0", "Ditto's global model"]
+SOME = [IFCA, "Ditto's global model"]
 """Those of the fast tests."""
 
 

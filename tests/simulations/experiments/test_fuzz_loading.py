@@ -15,6 +15,7 @@ from simulations.experiments.catalogue import EXPERIMENTS, experiment_names
 from simulations.experiments.loading import load_settings
 from simulations.methods import METHODS
 from simulations.settings.tables import Settings
+from tests.support.texts import text
 
 FILES = {name: (EXPERIMENTS / f"{name}.toml").read_text("utf-8") for name in experiment_names()}
 
@@ -25,7 +26,7 @@ leaves = st.one_of(
     st.integers(-(2**63), 2**63 - 1),
     st.integers(-3, 3),
     st.floats(),
-    st.text(max_size=6),
+    text(max_size=6),
     st.dates(),
     st.times(),
     st.datetimes(),
@@ -34,7 +35,7 @@ leaves = st.one_of(
 DOTTED = "algorithm algorithm.lr algorithm.penalty algorithm.penalty.type baselines client.device"
 DOTTED += " data.name data.options model published report seed"
 keys = st.one_of(
-    st.text(max_size=6),
+    text(max_size=6),
     st.sampled_from(["name", "algorithm", "type", "lr", "baselines", "ditto", "profiles", "quick"]),
 )
 values = st.recursive(
@@ -92,7 +93,7 @@ def test_a_changed_experiment_is_complete_or_refused(
 
 
 @fuzz
-@given(text=st.text(alphabet=st.characters(), max_size=40))
+@given(text=text(max_size=40))
 @example(text="\ud800")
 @example(text="a = " + "[" * 5000)
 @example(text="a." * 2000 + "b = 1")
@@ -104,10 +105,10 @@ def test_a_text_of_anything_is_refused(text: str, tmp_path: Path) -> None:
 @given(
     key=st.one_of(
         st.sampled_from(["", *DOTTED.split()]),
-        st.text(max_size=10),
+        text(max_size=10),
     ),
     value=st.one_of(
-        st.text(max_size=10), st.sampled_from(["[[", "{", "nan", "1_0", "2026-11-21", "[1,2]"])
+        text(max_size=10), st.sampled_from(["[[", "{", "nan", "1_0", "2026-11-21", "[1,2]"])
     ),
     seed=st.one_of(st.none(), st.integers(-3, 2**70)),
 )

@@ -79,6 +79,7 @@ def test_it_is_done_again_while_it_changes_anything(monkeypatch: pytest.MonkeyPa
     assert strategy.state.source.found.probes == {}
 
 
+@pytest.mark.slow
 def test_right_groups_are_looked_at_once_and_keep_their_models() -> None:
     strategy = auto()
     before: dict[int, Any] = {}

@@ -42,7 +42,6 @@ from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
 )
 from tests.support.federation import RestlessGrid, WatchedGrid, assert_same_bits
 from tests.support.legacy import run_workflow
-from tests.support.pace import fast
 from tests.support.pairs import v_of
 from tests.support.slopes import app_of, arrays, client_of
 
@@ -404,9 +403,8 @@ class Worsening(FPFCClient):
 trainings: dict[int, int] = {}
 
 
-@pytest.mark.parametrize(
-    ("factor", "is_given_up"), fast([(2.0, True)], [(2.0, True), (1.01, False), (0.9, False)])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "is_given_up"), [(2.0, True), (1.01, False), (0.9, False)])
 def test_own_rounds_that_raise_the_losses_are_given_up(
     monkeypatch: pytest.MonkeyPatch, factor: float, is_given_up: bool
 ) -> None:

@@ -24,6 +24,7 @@ from fl_admm_strategies.runtime.messages.schema import Instruction
 from tests.support.federation import Mean
 from tests.support.legacy import with_workflow
 from tests.support.refusals import refused
+from tests.support.texts import text
 
 ODD_NAMES = ["body, 1", 'he said "2"', "line\nbreak", "back\\slash", "ü@4:{}[]", " "]
 
@@ -120,7 +121,7 @@ def test_an_integer_is_a_number_where_a_float_is_wanted() -> None:
 
 
 @settings(max_examples=8)
-@given(names=st.lists(st.text(), unique=True, max_size=4), rho=st.floats(allow_nan=False))
+@given(names=st.lists(text(), unique=True, max_size=4), rho=st.floats(allow_nan=False))
 def test_any_names_travel_in_one_message_or_in_one_of_several(names: list[str], rho: float) -> None:
     arrays = {name: np.array([float(i)]) for i, name in enumerate(names)}
     sent = question(anchor=arrays, start=dict(arrays), names=names, rho=rho)
