@@ -36,7 +36,7 @@ from fl_admm_strategies import (
 from fl_admm_strategies.algorithms import fedadmm, flame
 from fl_admm_strategies.maths.checks import largest_allowed
 from fl_admm_strategies.runtime.saving.state import arrays_of
-from tests.support.cases import CASES, NUM_CLIENTS, Case, each_case, grid_of
+from tests.support.cases import CASES, CHEAP, NUM_CLIENTS, Case, grid_of
 from tests.support.federation import (
     KeyedGrid,
     Mean,
@@ -464,15 +464,12 @@ def test_an_app_that_no_node_can_load_is_reported_by_its_error() -> None:
 # --- Somebody else's id ---------------------------------------------------------------------------
 
 
-@each_case
-def test_who_claims_the_id_of_an_absent_client_gets_nothing_of_it(
-    case: Case, warned: Warned
-) -> None:
+def test_who_claims_the_id_of_an_absent_client_gets_nothing_of_it(warned: Warned) -> None:
     # Client 1's node 3 is gone from round 2 on; node 5 says that it is client 1.
-    app = client_app(client_fn_of(case.client_class))
+    app = client_app(client_fn_of(CHEAP.client_class))
     grid = KeyedGrid(app, (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
-    strategy = case.strategy(seed=1)
-    strategy.start(grid, case.initial_arrays(), 3)
+    strategy = CHEAP.strategy(seed=1)
+    strategy.start(grid, CHEAP.initial_arrays(), 3)
     assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 2]}
     assert grid.sent[5] == [("query", 0)]
     assert len(warned("node 5")) == 1
