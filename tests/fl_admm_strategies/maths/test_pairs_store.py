@@ -32,12 +32,9 @@ try:
 except ImportError:
     numba = None
 
-# Slow, as numba compiles for some seconds.
-NEEDS_NUMBA = [
-    pytest.mark.slow,
-    pytest.mark.skipif(numba is None, reason="numba is missing"),
-]
-ENGINES = ["numpy", pytest.param("numba", marks=NEEDS_NUMBA)]
+needs_numba = pytest.mark.skipif(numba is None, reason="numba is missing")
+# Slow, as numba compiles for some seconds; the last test of this file does so for less than one.
+ENGINES = ["numpy", pytest.param("numba", marks=[needs_numba, pytest.mark.slow])]
 PAIRS = "fl_admm_strategies.maths.pairs"
 SCAD = SmoothedSCAD(lam=0.6)
 # A wide smoothing makes the first regime of (6) more than a corner case.
@@ -481,7 +478,7 @@ def test_norms_of_long_and_of_huge_vectors(engine: Any, dtype: type, width: int)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most_bytes", [2**31, 0])
-@pytest.mark.skipif(numba is None, reason="numba is missing")
+@needs_numba
 def test_bits_do_not_depend_on_how_the_work_is_shared(
     most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,7 +517,7 @@ def test_bits_do_not_depend_on_how_the_work_is_shared(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(numba is None, reason="numba is missing")
+@needs_numba
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names features of x86")
 def test_bits_do_not_depend_on_the_width_of_the_processors_vectors(tmp_path: Path) -> None:
     from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
@@ -551,7 +548,7 @@ def test_bits_do_not_depend_on_the_width_of_the_processors_vectors(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(numba is None, reason="numba is missing")
+@needs_numba
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_worker_forked_after_a_round_can_use_torch_threads() -> None:
     # In a process of its own: pytest's has threads. Hangs with numba's OpenMP layer.
@@ -697,9 +694,10 @@ def test_groups_are_held_and_move_together(engine: Any, most_bytes: int | None) 
     assert_array_equal(dense.v[5], 0)
 
 
-def test_a_client_in_no_pair_is_a_cluster_of_its_own(engine: Any) -> None:
+@pytest.mark.parametrize("quick", ["numpy", pytest.param("numba", marks=needs_numba)])
+def test_a_client_in_no_pair_is_a_cluster_of_its_own(quick: Any) -> None:
     # 0 and 2 are near 1 and not near each other: without it there are two clusters.
-    store = PairwiseStore(np.array([[0.0], [0.5], [1.0]]), SmoothedSCAD(0.0), 1.0, engine=engine)
+    store = PairwiseStore(np.array([[0.0], [0.5], [1.0]]), SmoothedSCAD(0.0), 1.0, engine=quick)
     assert store.clusters(0.6).tolist() == [0, 0, 0]
     assert store.clusters(0.6, alone=[1]).tolist() == [0, 1, 2]
     store.place(1, np.array([7.0]))
