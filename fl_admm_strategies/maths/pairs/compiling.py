@@ -37,17 +37,19 @@ def jit_exact(function: _Function) -> _Function:
     return jit(function, set())
 
 
-def share(task: Callable[[int, int], None], count: int, step: int, nbytes: int) -> None:
-    """Run ``task(start, stop)`` over ``range(count)`` in pieces of `step`, on all cores.
+def share(
+    kernel: Callable[..., None], args: tuple[Any, ...], count: int, step: int, nbytes: int
+) -> None:
+    """Run ``kernel(*args, start, stop)`` over ``range(count)`` in pieces of `step`, on all cores.
 
     `nbytes` are read in all; few are not worth starting threads for.
     """
     if count <= step or nbytes < 8 * PIECE_BYTES:
-        task(0, count)
+        kernel(*args, 0, count)
         return
     starts = range(0, count, step)
     # list() waits for every piece and raises what one raised.
-    list(_pool().map(lambda start: task(start, min(start + step, count)), starts))
+    list(_pool().map(lambda start: kernel(*args, start, min(start + step, count)), starts))
 
 
 @functools.cache

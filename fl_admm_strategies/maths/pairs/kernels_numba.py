@@ -138,7 +138,7 @@ def update_rows(
         sums = np.empty(_SUMS, slab.dtype)
         _update_rows(slab, rows, i, j, omega, keep, sums, norms, start, stop)
 
-    share(update, len(rows), _rows_in_piece(slab), len(rows) * slab[0].nbytes)
+    share(update, (), len(rows), _rows_in_piece(slab), len(rows) * slab[0].nbytes)
     return norms
 
 
@@ -159,12 +159,8 @@ def _difference_norms(
 def difference_norms(omega: FloatArray, i: Indices, j: Indices) -> Float64Array:
     """See `kernels_numpy.difference_norms`."""
     norms = np.empty(len(i))
-    share(
-        lambda start, stop: _difference_norms(omega, i, j, norms, start, stop),
-        len(i),
-        _rows_in_piece(omega),
-        len(i) * omega[0].nbytes,
-    )
+    nbytes = len(i) * omega[0].nbytes
+    share(_difference_norms, (omega, i, j, norms), len(i), _rows_in_piece(omega), nbytes)
     return norms
 
 
@@ -218,12 +214,8 @@ def add_rows(
 ) -> None:
     """See `kernels_numpy.add_rows`."""
     nbytes = np.count_nonzero((rows >= 0) & (rows < len(slab))) * slab[0].nbytes
-    share(
-        lambda first, last: _add_rows(slab, rows, clients, weight, total, first, last),
-        len(total),
-        max(1, len(total) * PIECE_BYTES // max(1, nbytes)),
-        nbytes,
-    )
+    step = max(1, len(total) * PIECE_BYTES // max(1, nbytes))
+    share(_add_rows, (slab, rows, clients, weight, total), len(total), step, nbytes)
 
 
 @jit_ordered
@@ -259,12 +251,8 @@ def zeta(
 ) -> FloatArray:
     """See `kernels_numpy.zeta`."""
     result = np.empty(total.shape, dtype=omega.dtype)
-    share(
-        lambda low, high: _zeta(total, near, which, omega, clients, result, low, high),
-        omega.shape[1],
-        _COLUMNS,
-        len(near) * omega.nbytes,
-    )
+    args = (total, near, which, omega, clients, result)
+    share(_zeta, args, omega.shape[1], _COLUMNS, len(near) * omega.nbytes)
     return result
 
 
@@ -294,12 +282,8 @@ def renew_weights(
     weights: Float64Array, i: Indices, j: Indices, keep: Float64Array, place: Slots
 ) -> None:
     """See `kernels_numpy.renew_weights`."""
-    share(
-        lambda start, stop: _renew_weights(weights, i, j, keep, place, start, stop),
-        len(i),
-        2**14,
-        256 * len(i),  # a cache line of each weight, read and written
-    )
+    nbytes = 256 * len(i)  # a cache line of each weight, read and written
+    share(_renew_weights, (weights, i, j, keep, place), len(i), 2**14, nbytes)
 
 
 @jit_ordered
@@ -341,12 +325,8 @@ def add_pairs(
     models: FloatArray, weights: Float64Array, i: Indices, j: Indices, total: Float64Array
 ) -> None:
     """See `kernels_numpy.add_pairs`."""
-    share(
-        lambda start, stop: _add_pairs(models, weights, i, j, total, start, stop),
-        len(i),
-        32,
-        2 * len(i) * models[0].nbytes if len(models) else 0,
-    )
+    nbytes = 2 * len(i) * models[0].nbytes if len(models) else 0
+    share(_add_pairs, (models, weights, i, j, total), len(i), 32, nbytes)
 
 
 @jit_ordered
@@ -372,9 +352,4 @@ def _add_products(
 
 def add_products(rows: FloatArray, weight: Float64Array, total: Float64Array) -> None:
     """See `kernels_numpy.add_products`."""
-    share(
-        lambda first, last: _add_products(rows, weight, total, first, last),
-        len(total),
-        16,
-        len(total) * rows.nbytes,
-    )
+    share(_add_products, (rows, weight, total), len(total), 16, len(total) * rows.nbytes)

@@ -489,11 +489,11 @@ def test_bits_do_not_depend_on_how_the_work_is_shared(
     pieces: list[int] = []
 
     def in_pieces(step: int, threads: int):
-        def share(task, count: int, _step: int, _nbytes: int) -> None:
+        def share(kernel, args, count: int, _step: int, _nbytes: int) -> None:
             starts = range(0, count, step)
             pieces.append(len(starts))
             with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(lambda start: task(start, min(start + step, count)), starts))
+                list(pool.map(lambda start: kernel(*args, start, min(start + step, count)), starts))
 
         return share
 
