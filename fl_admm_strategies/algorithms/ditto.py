@@ -10,9 +10,9 @@ Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Perso
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..maths.blocks import Arrays
 from ..maths.checks import Count, NotNegative
@@ -37,7 +37,7 @@ class DittoInstruction(Instruction):
     personal_epochs: int
 
 
-class Ditto(OneModelStrategy, OwnModelsStrategy, RobustStrategy):
+class Ditto(RobustStrategy, OneModelStrategy, OwnModelsStrategy):
     """Federated learning with a global model and personal ones beside it (Ditto).
 
     Parameters
@@ -72,6 +72,7 @@ class Ditto(OneModelStrategy, OwnModelsStrategy, RobustStrategy):
     method: ClassVar = "Ditto"
     paper: ClassVar = "Li, Hu, Beirami, Smith, ICML 2021, arXiv:2012.04221"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
+    told: ClassVar = DittoInstruction
     stateless: ClassVar = True  # the global step knows nothing of v_i
 
     lam: NotNegative = 1.0
@@ -95,27 +96,16 @@ class Ditto(OneModelStrategy, OwnModelsStrategy, RobustStrategy):
         """Start with w^0 and all v_i^0 the initial model."""
         return OwnModelState(arrays, arrays)
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, DittoInstruction]:
-        """Send w to everybody, and v_i^0 to clients without a model of their own.
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return w, and how v_i is trained."""
+        epochs = self.personal_epochs or self.local_epochs
+        own = {"personal_lr": self.personal_lr or self.lr, "personal_epochs": epochs}
+        return super().given(server_round) | own
 
-        It is w^0, for a client that joins in mid-run this round's w.
-        """
-        if server_round == 1:
-            self.check_enough(len(client_ids))
-        w, members = self.state.model, self.membership
-        return {
-            client: DittoInstruction.of(
-                self,
-                server_round,
-                model=w,
-                start=members.start_of(client, self.state.initial, w),
-                personal_lr=self.personal_lr or self.lr,
-                personal_epochs=self.personal_epochs or self.local_epochs,
-            )
-            for client in client_ids
-        }
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return v_i^0 for a client without a model of its own."""
+        initial, w = self.state.initial, self.state.model
+        return {"start": self.membership.start_of(client_id, initial, w)}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i, or to what the rule makes of them."""

@@ -7,9 +7,9 @@ The client is `clients.SGDClient`, or any that was written for Flower's own FedA
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..maths.blocks import Arrays
 from ..maths.checks import Count
@@ -38,7 +38,7 @@ _TITLES = {
 }
 
 
-class FedAvg(OneModelStrategy, RobustStrategy):
+class FedAvg(RobustStrategy, OneModelStrategy):
     """Federated averaging (FedAvg), with the mean or a robust rule.
 
     Parameters
@@ -61,6 +61,7 @@ class FedAvg(OneModelStrategy, RobustStrategy):
         "McMahan, Moore, Ramage, Hampson, Aguera y Arcas, AISTATS 2017, arXiv:1602.05629"
     )
     kinds: ClassVar = {"global": "one global model"}
+    told: ClassVar = FedAvgInstruction
     counted_by = "size"
     stateless: ClassVar = True
 
@@ -72,14 +73,9 @@ class FedAvg(OneModelStrategy, RobustStrategy):
         """The method's name as its paper, or that of the robust rule, writes it."""
         return _TITLES[self.aggregation]
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedAvgInstruction]:
-        """Send w to everybody."""
-        if server_round == 1:
-            self.check_enough(len(client_ids))
-        instruction = FedAvgInstruction.of(self, server_round, arrays=self.state.model)
-        return dict.fromkeys(client_ids, instruction)
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return w."""
+        return {"arrays": self.state.model}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i, weighted by n_i, or to what the rule says."""

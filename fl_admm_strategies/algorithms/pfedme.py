@@ -168,6 +168,7 @@ class PFedMeMatched(OwnModelsStrategy, KeptMessages):
     method: ClassVar = "PFedMeMatched"
     paper: ClassVar = "pFedMe as in Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397"
     kinds: ClassVar = KINDS
+    told: ClassVar = PFedMeMatchedInstruction
     remedy: ClassVar = "a smaller lr or outer_lr"
     title = "pFedMe (FLAME's form)"
 
@@ -195,26 +196,17 @@ class PFedMeMatched(OwnModelsStrategy, KeptMessages):
         """Start with w_i = w, which leaves the mean as it is."""
         return {"local_w": self.state.consensus.w}
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, PFedMeMatchedInstruction]:
-        """Send w to everybody, and theta_i^0 to clients without a model of their own.
-
-        It is w^0, for a client that joins in mid-run this round's w.
-        """
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return w, and the step size that follows from lam where none is given."""
         check_outer_step(self.lam, self.outer_lr, server_round)
-        model, initial = self.model("global", 0), self.state.initial
-        assert not isinstance(model, OnClient)
-        return {
-            client: PFedMeMatchedInstruction.of(
-                self,
-                server_round,
-                model=model,
-                outer_lr=self.outer_lr or 1 / self.lam,
-                start=self.membership.start_of(client, initial, model),
-            )
-            for client in client_ids
-        }
+        return {"model": self.global_model(), "outer_lr": self.outer_lr or 1 / self.lam}
+
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return theta_i^0 for a client without a model of its own; for one that joins it is w."""
+        members = self.membership
+        if not members.is_new(client_id):
+            return {"start": None}
+        return {"start": self.state.initial if client_id in members else self.global_model()}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in the participants' w_i; w is the mean over all clients."""

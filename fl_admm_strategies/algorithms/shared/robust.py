@@ -26,8 +26,9 @@ from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, MultiKrum
 from ...maths.blocks import Arrays, as_dtype
 from ...maths.checks import Share
 from ...runtime.messages.records import ARRAYS, METRICS, NUM_EXAMPLES, Reply, to_array_record
-from ...runtime.sampled import SampledStrategy
+from ...runtime.messages.schema import Instruction
 from .base import Weights, participants_mean
+from .models import ToldStrategy
 
 Rule = Literal["krum", "multi-krum", "median", "trimmed-mean"]
 Aggregation = Literal["mean", Rule]
@@ -113,7 +114,7 @@ def aggregate(rule: Rule, malicious: float, uploads: Sequence[Arrays]) -> Arrays
     return {name: as_dtype(made[name], array.dtype) for name, array in first.items()}
 
 
-class RobustStrategy(SampledStrategy):
+class RobustStrategy(ToldStrategy):
     """Base of the methods whose server may take a robust rule in place of a mean of models.
 
     Parameters
@@ -163,6 +164,14 @@ class RobustStrategy(SampledStrategy):
         if self.aggregation == "mean":
             return super().why_not_private
         return f"aggregation is {self.aggregation!r}, and what it gives out is no sum of uploads."
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> Mapping[int, Instruction]:
+        """Refuse a run whose rounds are too small for the rule."""
+        if server_round == 1:
+            self.check_enough(len(client_ids))
+        return super().train_instructions(server_round, client_ids)
 
     def check_enough(self, num_uploads: int) -> None:
         """Raise ValueError if a round of so many uploads is too small for the rule."""
