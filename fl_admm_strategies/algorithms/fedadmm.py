@@ -7,11 +7,11 @@ without personal parameters; see docs/methods/fedadmm.md. The client is `clients
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from statistics import median
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from flwr.common import log
 
@@ -96,6 +96,7 @@ class FedADMM(ConsensusStrategy):
     method: ClassVar = "FedADMM"
     paper: ClassVar = 'Zhou, Li, "Federated Learning via Inexact ADMM", TPAMI 2023'
     kinds: ClassVar = {"global": "one global model"}
+    told: ClassVar = FedADMMInstruction
 
     rho: Rho | None = None
     lr: StepSize = 0.1
@@ -132,24 +133,19 @@ class FedADMM(ConsensusStrategy):
         """Start with alpha_i."""
         return {"alpha": self.alpha_of(reply)}
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedADMMInstruction]:
-        """Send the anchor w - pi_i/rho, or w where clients keep pi_i or start at w."""
-        return {client: self._instruction(server_round, client) for client in client_ids}
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return rho, and whether it is sought."""
+        rho, seeks = self.state.consensus.rho, self.state.consensus.seeks_rho
+        return {"rho": rho, "wants_step_sum": seeks, "optimised": self._block.names}
 
-    def _instruction(self, server_round: int, client: int) -> FedADMMInstruction:
-        consensus, averaged = self.state.consensus, self.state.averaged_arrays
-        return FedADMMInstruction.of(
-            self,
-            server_round,
-            anchor=self._block.model(consensus.anchor(client), averaged, copy=False),
-            **self._variables_for(client),
-            rho=consensus.rho,
-            wants_step_sum=consensus.seeks_rho,
-            loss_weight=self.state.clients[client].alpha * self.membership.num_initial,
-            optimised=self._block.names,
-        )
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return the anchor w - pi_i/rho, or w where clients keep pi_i or start at w."""
+        anchor, averaged = self.state.consensus.anchor(client_id), self.state.averaged_arrays
+        return {
+            "anchor": self._block.model(anchor, averaged, copy=False),
+            "loss_weight": self.state.clients[client_id].alpha * self.membership.num_initial,
+            **self._variables_for(client_id),
+        }
 
     def _variables_for(self, client: int) -> dict[str, Arrays | None]:
         """Return u_i and pi_i where the client needs them and may not hold them."""

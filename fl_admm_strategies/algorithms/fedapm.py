@@ -88,6 +88,7 @@ class FedAPM(FedADMM):
     method: ClassVar = "FedAPM"
     paper: ClassVar = "Zhu, Nie, Zeng, Wang, Sun, Yao, Chen, Xu, Yang, KDD 2025"
     kinds: ClassVar = {"personal": "personal model", "global": "own part with the shared one"}
+    told: ClassVar = FedAPMInstruction
 
     personal: Pattern | None = field(kw_only=False)
     sigma: NotNegative = 0.1
@@ -121,10 +122,6 @@ class FedAPM(FedADMM):
     def upload_spec(self) -> Spec:
         """Return the shared arrays' names, shapes and dtypes."""
         return self._shared
-
-    def _instruction(self, server_round: int, client: int) -> FedAPMInstruction:
-        common = vars(super()._instruction(server_round, client))
-        return FedAPMInstruction.of(self, server_round, **common)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

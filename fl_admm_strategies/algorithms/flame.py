@@ -207,6 +207,7 @@ class FLAME(MoreauStrategy, ConsensusStrategy):
     method: ClassVar = "FLAME"
     symbols: ClassVar = ("theta_i", "w_i", "w", "pi_i/rho")
     uploaded: ClassVar = "theta"
+    told: ClassVar = FLAMEInstruction
     paper: ClassVar = "Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397"
     kinds: ClassVar = {
         "personal": "personal model",
@@ -294,25 +295,20 @@ class FLAME(MoreauStrategy, ConsensusStrategy):
         start = {"theta": w, "local_w": w, **buffers} if self.duals == "strategy" else {}
         return {"alpha": self.alpha_of(reply), **start}
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FLAMEInstruction]:
-        """Send what theta_i is pulled to, or w where clients keep their own variables."""
-        return {client: self._instruction(server_round, client) for client in client_ids}
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return rho, as it was given or by the number of clients."""
+        return {"rho": self.penalty, "optimised": self._block.names}
 
-    def _instruction(self, server_round: int, client: int) -> FLAMEInstruction:
-        row, w = self.state.clients[client], self.state.consensus.w
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return what theta_i is pulled to, or w where clients keep their own variables."""
+        row, w = self.state.clients[client_id], self.state.consensus.w
         local = self.duals == "strategy" and self.anchor_on == "w_i"
-        return FLAMEInstruction.of(
-            self,
-            server_round,
-            anchor=self._own(row.local_w if local else w, client, copy=False),
-            **self.variables(*self._variables_for(client)),
-            rho=self.penalty,
-            alpha=row.alpha,
-            tolerance=row.tolerance * float(self.tolerance_decay),  # (18)
-            optimised=self._block.names,
-        )
+        return {
+            "anchor": self._own(row.local_w if local else w, client_id, copy=False),
+            "alpha": row.alpha,
+            "tolerance": row.tolerance * float(self.tolerance_decay),  # (18)
+            **self.variables(*self._variables_for(client_id)),
+        }
 
     def _variables_for(self, client: int) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
         """Return theta_i and pi_i where the client needs them and may not hold them."""

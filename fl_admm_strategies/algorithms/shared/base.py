@@ -51,7 +51,7 @@ class SummedState:
     buffers: Arrays
 
 
-class WeightedStrategy(SampledStrategy):
+class WeightedStrategy(ToldStrategy):
     """Base of the methods that minimise a sum of alpha_i f_i.
 
     Parameters
