@@ -96,7 +96,7 @@ class FedADMM(ConsensusStrategy):
     method: ClassVar = "FedADMM"
     paper: ClassVar = 'Zhou, Li, "Federated Learning via Inexact ADMM", TPAMI 2023'
     kinds: ClassVar = {"global": "one global model"}
-    told: ClassVar = FedADMMInstruction
+    told: ClassVar[type[FedADMMInstruction]] = FedADMMInstruction
 
     rho: Rho | None = None
     lr: StepSize = 0.1

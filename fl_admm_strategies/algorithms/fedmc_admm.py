@@ -151,6 +151,7 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
     remedy: ClassVar = "a larger beta"
     symbols: ClassVar = ("W_i", "W_i", "V", "Y_i/beta")
     default_start: ClassVar = "own"  # where few take part the better solution (P14)
+    told: ClassVar = FedMCInstruction
     title = "FedMC-ADMM"
 
     beta: Positive = 1.0
@@ -284,25 +285,23 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
             for client, reply in replies.items():
                 self.state.consensus.set_dual(client, self._block.vector(reply.arrays))
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedMCInstruction]:
-        """Send V - Y_i/beta, or V where the client has or gets Y_i; W_i to those that need it."""
-        send = self._instruction if self.rows == "all" else self._instruction_of_rated
-        return {client: send(server_round, client) for client in client_ids}
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return the name of V."""
+        return {"optimised": self._block.names}
 
-    def _instruction_of_rated(self, server_round: int, client: int) -> FedMCInstruction:
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Return V - Y_i/beta, or V where the client has or gets Y_i; W_i where it needs it."""
+        of_rows = self._of_all if self.rows == "all" else self._of_rated
+        return super().given_to(client_id) | of_rows(client_id)
+
+    def _of_rated(self, client: int) -> dict[str, Any]:
         (name,), consensus = self._block.names, self._rated
-        return FedMCInstruction.of(
-            self,
-            server_round,
-            anchor={name: np.ascontiguousarray(consensus.anchor(client).T)},
-            start={name: np.ascontiguousarray(consensus.start(client).T)},
-            dual=None,
-            **self.first_users(client),
-            item_curvature=consensus.curvature(client),
-            optimised=self._block.names,
-        )
+        return {
+            "anchor": {name: np.ascontiguousarray(consensus.anchor(client).T)},
+            "start": {name: np.ascontiguousarray(consensus.start(client).T)},
+            "dual": None,
+            "item_curvature": consensus.curvature(client),
+        }
 
     def upload_spec_of(self, client_id: int) -> Spec:
         """Return the shape of W_i, of the items that the client rated where only these travel."""
@@ -311,7 +310,7 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         ((name, (shape, dtype)),) = self._block.spec.items()
         return {name: ((shape[0], len(self._rated[client_id].items)), dtype)}
 
-    def _instruction(self, server_round: int, client: int) -> FedMCInstruction:
+    def _of_all(self, client: int) -> dict[str, Any]:
         consensus, members = self.state.consensus, self.membership
         start, dual = consensus.beginning(
             client,
@@ -323,15 +322,9 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         from_zero = consensus.mean.began_in > 0 or client in members.joining
         if dual is not None and not from_zero and (self.duals, self.y0) == ("client", "handshake"):
             start, dual = consensus.mean.first, None  # the client makes its Y_i^0 at V^0 again
-        return FedMCInstruction.of(
-            self,
-            server_round,
-            anchor=self._block.arrays(consensus.anchor(client)),
-            **self.variables(start, dual),
-            **self.first_users(client),
-            y0="zero" if from_zero else self.y0,
-            optimised=self._block.names,
-        )
+        anchor = self._block.arrays(consensus.anchor(client))
+        y0 = "zero" if from_zero else self.y0
+        return {"anchor": anchor, **self.variables(start, dual), "y0": y0}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in W_i, update Y_i by the old V (13); then V, (16) where it is the paper's."""
