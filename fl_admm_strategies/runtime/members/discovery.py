@@ -215,13 +215,16 @@ class Discovery:
                 self._warn_of_missing(found, 0 if wanted else needed, silent)
                 break
             if is_late:
+                absent = f" The saved run's clients {listing(missing)} are missing." * bool(missing)
+                unheard = f" Nodes {listing(silent)} did not say which clients they host."
+                unheard *= bool(silent)
                 raise TimeoutError(
                     f"Waited {timeout:g} s: {found} clients on {len(self._connected)} nodes "
-                    f"connected, the strategy needs {needed}.{_absent(missing)} In a "
+                    f"connected, the strategy needs {needed}.{absent} In a "
                     "simulation, ask for more nodes: flwr run . --federation-config "
                     f"'num-supernodes={needed}' (the default is 2). In a deployment, start more "
                     "SuperNodes, or lower min_available_nodes, or raise node_timeout."
-                    f"{_unheard(silent)}{self._trouble}"
+                    f"{unheard}{self._trouble}"
                 )
             wait.go_on(found, needed, missing, silent)
         for node, identity in self._identities.items():
@@ -427,11 +430,3 @@ class Wait:
             whom += f"; nodes {listing(silent)} have not said which they host" if silent else ""
             log(INFO, "waiting for clients: %s of %s connected%s", found, needed, whom)
         time.sleep(min(0.1, max(self.remaining, 0.0)))
-
-
-def _absent(missing: Sequence[int]) -> str:
-    return f" The saved run's clients {listing(missing)} are missing." if missing else ""
-
-
-def _unheard(silent: Sequence[int]) -> str:
-    return f" Nodes {listing(silent)} did not say which clients they host." if silent else ""
