@@ -203,10 +203,8 @@ class PFedMeMatched(OwnModelsStrategy, KeptMessages):
 
     def given_to(self, client_id: int) -> dict[str, Any]:
         """Return theta_i^0 for a client without a model of its own; for one that joins it is w."""
-        members = self.membership
-        if not members.is_new(client_id):
-            return {"start": None}
-        return {"start": self.state.initial if client_id in members else self.global_model()}
+        w = self.global_model() if self.membership.is_new(client_id) else {}
+        return {"start": self.membership.start_of(client_id, self.state.initial, w)}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in the participants' w_i; w is the mean over all clients."""
