@@ -132,12 +132,7 @@ class FPFCNewcomers(SampledStrategy):
         before = list(self.existing.personal.values())
         known = spec_of(before[0])
         for name, (shape, dtype) in spec_of(arrays).items():
-            if known.get(name) != (shape, dtype):
-                was = (
-                    "{1} of shape {0}".format(*known[name])
-                    if name in known
-                    else "none of this name"
-                )
+            if (was := known.get(name)) != (shape, dtype):
                 raise ValueError(
                     f"The new clients' '{name}' is {dtype} of shape {shape}, that of the clients "
                     f"before is {was}. Give new clients the model of the run that they join."
