@@ -175,7 +175,7 @@ def client_app(
             passed = partial(_through_mods, mods, message, context, run)
             run_all, at_once = partial(_one_by_one, passed), 1
         instructions = {client: asked[label] for client, label in labels.items()}
-        packer = ReplyPacker()
+        packer = ReplyPacker(len(asked))
         hosted_replies = run_hosted(
             client_fn, instructions, context, total, run_all, at_once, residents
         )

@@ -351,7 +351,7 @@ def pack_replies(replies: Mapping[Any, RawReply]) -> RecordDict:
     replies : mapping of (int or None) to RawReply
         By client; that of a node's only one is under None. Their arrays hold real numbers.
     """
-    packer = ReplyPacker()
+    packer = ReplyPacker(len(replies))
     for client, reply in replies.items():
         packer.add(client, reply)
     return packer.content()
@@ -362,9 +362,16 @@ class ReplyPacker:
 
     A reply that was added may be dropped: of large models there is then one at a time in memory
     beside the message.
+
+    Parameters
+    ----------
+    count : int
+        The clients that the message is of: most have replies of one kind, whose block has the room
+        from the start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._alone: RecordDict | None = None
         self._blocks: dict[object, _ReplyBlock] = {}
 
@@ -375,7 +382,7 @@ class ReplyPacker:
             return
         kind = _kind_of_reply(reply)
         if kind not in self._blocks:
-            self._blocks[kind] = _ReplyBlock(reply)
+            self._blocks[kind] = _ReplyBlock(reply, 1 if self._blocks else self._count)
         self._blocks[kind].add(client, reply)
 
     def content(self) -> RecordDict:
@@ -391,12 +398,12 @@ class ReplyPacker:
 class _ReplyBlock:
     """The replies of one kind."""
 
-    def __init__(self, first: RawReply) -> None:
+    def __init__(self, first: RawReply, count: int) -> None:
         self._clients: list[int] = []
         self._errors: list[str] = []
         self._metrics: dict[str, list[Any]] = {name: [] for name in first.metrics}
         self._failed, arrays = first.error is not None, first.arrays or {}
-        self._rows = {name: _Rows(array, 1) for name, array in arrays.items()}
+        self._rows = {name: _Rows(array, count) for name, array in arrays.items()}
 
     def add(self, client: int, reply: RawReply) -> None:
         self._clients.append(client)
