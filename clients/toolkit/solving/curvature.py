@@ -8,10 +8,7 @@ estimated with products of its Hessian, in `clients.toolkit.solving.hessian`.
 
 from __future__ import annotations
 
-import hashlib
-import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,11 +134,9 @@ class MatrixFree:
 class DataLoss(ABC):
     """A loss f(x) = (1/d) sum_j l(<a_j, x>; b_j) + (reg/2) ||x||^2 over the rows of a matrix.
 
-    Keep the object where you can (``functools.lru_cache`` around what makes it): it holds a copy of
-    the data, which nothing can change, and with it the factorisation of A. Where it is made anew
-    for every message, as Flower makes clients, the factorisation is found again by the content of A
-    in a cache of this process (`FACTOR_CACHE`); on Ray every worker has its own. It is not kept in
-    ``context.state``, which travels with every message.
+    Keep the object (``functools.lru_cache`` around what makes it): it holds a copy of the data,
+    which nothing can change, and with it the factorisation of A, which ``hessian="gram"`` needs in
+    every round. It is not kept in ``context.state``, which travels with every message.
 
     Parameters
     ----------
@@ -264,7 +259,7 @@ class DataLoss(ABC):
         """
         if min(self.matrix.shape) > LARGEST_FACTOR:
             return MatrixFree(self.matrix, self._scale, self.reg)
-        values, transposed = FACTOR_CACHE.factor(self.matrix)
+        values, transposed = decompose(self.matrix)
         return Factorised(transposed, self._scale * values + self.reg, self.reg)
 
 
@@ -373,54 +368,6 @@ def decompose(matrix: Vector) -> tuple[Vector, Vector]:
 
 LARGEST_FACTOR = 500
 """Above it neither side of a data matrix is factorised (docs/methods/fedgia-notes.md, P10)."""
-
-
-class FactorCache:
-    """Eigenvalues and eigenvectors of A'A for matrices A, found by the matrices' content.
-
-    Parameters
-    ----------
-    most_bytes : int
-        The least recently used factors make room when they hold more.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self._factors: OrderedDict[bytes, tuple[Vector, Vector]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def factor(self, matrix: Vector) -> tuple[Vector, Vector]:
-        """Return s, shape (k,), and V', shape (k, n), of A'A = V diag(s) V'; see `decompose`.
-
-        The key is a cryptographic digest of the entries, so that a matrix which was changed, or
-        another one at the same address, never gets a factor that is not its own.
-        """
-        content = np.ascontiguousarray(matrix).data
-        key = hashlib.sha256(content).digest() + str(matrix.shape).encode()
-        with self._lock:
-            if key in self._factors:
-                self._factors.move_to_end(key)
-                return self._factors[key]
-        values, transposed = decompose(matrix)
-        with self._lock:
-            self._factors[key] = values, transposed
-            while len(self._factors) > 1 and self.num_bytes > self.most_bytes:
-                self._factors.popitem(last=False)
-        return values, transposed
-
-    def clear(self) -> None:
-        """Forget all factors."""
-        with self._lock:
-            self._factors.clear()
-
-    @property
-    def num_bytes(self) -> int:
-        """What the factors hold."""
-        return sum(s.nbytes + v.nbytes for s, v in self._factors.values())
-
-
-FACTOR_CACHE = FactorCache(most_bytes=512 * 2**20)
-"""The cache of this process."""
 
 
 def _frozen(name: str, values: ArrayLike, *, ndim: int) -> Vector:

@@ -43,7 +43,7 @@ def measure(
 ) -> list[list[dict[str, float]]]:
     """Return what `TorchClient.measure` does for each model of each client, equal to rounding.
 
-    A model that several clients have is in memory once.
+    A model that all clients have, one object, is in memory once.
 
     Parameters
     ----------
@@ -65,13 +65,12 @@ def measure(
         (samples,) = steps_of([client.epoch for client in clients], True, rows, spare, dtype)
         sizes = samples.sizes.tolist()
         for kind in range(len(clients[0].models)):
-            models, owners = _distinct([client.models[kind] for client in clients])
-            blocks = filled(model, models, first, 0)
-            if len(models) == 1:
+            models = [client.models[kind] for client in clients]
+            if all(one[n] is t for one in models for n, t in models[0].items()):
+                blocks = filled(model, models[:1], first, 0)
                 slots = {n: b.expand(len(sizes) + spare, *b.shape[1:]) for n, b in blocks.items()}
             else:
-                places = torch.tensor(owners + owners[-1:] * spare)
-                slots = {name: block[places] for name, block in blocks.items()}
+                slots = filled(model, models, first, spare)
             outputs = model.outputs(slots, samples.inputs, room)
             losses = (loss(outputs, samples.targets) * samples.weights).sum(1).tolist()
             hits: list[float] = []
@@ -88,31 +87,3 @@ def measure(
                         values[name] = float(metric(*mine))
                 found[client].append(values)
     return found
-
-
-def _distinct(
-    models: Sequence[Mapping[str, Tensor]],
-) -> tuple[list[Mapping[str, Tensor]], list[int]]:
-    """Return models without those that are there twice, and which of them each is."""
-    known: dict[Any, list[int]] = {}
-    places: dict[tuple[int, ...], int] = {}
-    distinct: list[Mapping[str, Tensor]] = []
-    owners: list[int] = []
-    for model in models:
-        objects = tuple(map(id, model.values()))
-        if objects in places:
-            owners.append(places[objects])
-            continue
-        # Few numbers tell nearly all models apart; equal they are only if all are.
-        looks = tuple(float(tensor.view(-1)[-1]) for tensor in model.values())
-        same = known.setdefault(looks, [])
-        for place in same:
-            if all(torch.equal(distinct[place][name], t) for name, t in model.items()):
-                owners.append(place)
-                break
-        else:
-            same.append(len(distinct))
-            owners.append(len(distinct))
-            distinct.append(model)
-        places[objects] = owners[-1]
-    return distinct, owners

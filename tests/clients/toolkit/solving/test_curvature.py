@@ -12,16 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients.toolkit.data.batches import split_batch
-from clients.toolkit.solving import curvature as module
 from clients.toolkit.solving import hessian
 from clients.toolkit.solving.curvature import (
     DataLoss,
-    FactorCache,
     LeastSquares,
     Logistic,
     decompose,
@@ -116,45 +113,21 @@ def test_a_decomposition_is_that_of_the_gram_matrix(shape: tuple[int, int], rank
     np.testing.assert_allclose(image, inverse @ vector, rtol=1e-10)
 
 
-# --- The cache ----------------------------------------------------------------------------------
-
-
-def test_a_factor_is_found_again_by_content_and_never_stale(
+def test_a_loss_factorises_once_and_holds_data_that_nothing_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache, decompositions = FactorCache(10**6), []
-    monkeypatch.setattr(module, "FACTOR_CACHE", cache)
-    eigh = np.linalg.eigh
+    decompositions, eigh = [], np.linalg.eigh
     monkeypatch.setattr(np.linalg, "eigh", lambda a: decompositions.append(1) or eigh(a))
-    data = matrix(9, 5)
-
-    def image(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        x = np.ones(rows.shape[1])
-        (result,) = LeastSquares(rows, np.zeros(len(rows))).gram.apply(x, [lambda h: h])
-        np.testing.assert_allclose(result, rows.T @ (rows @ x) / len(rows), atol=1e-12)
-        return result
-
-    image(data)
-    image(data.copy())  # a client that was made anew with data that were read anew
-    assert len(decompositions) == 1
+    data, x = matrix(9, 5), np.ones(5)
+    expected = data.T @ (data @ x) / 9
     loss = LeastSquares(data, np.zeros(9))
-    data[3, 2] += 1.0  # in place: the same array object
-    image(data)
-    image(data.reshape(15, 3))  # the same bytes
-    assert len(decompositions) == 3
-    assert loss.matrix[3, 2] != data[3, 2]  # a loss holds a copy of its own
+    data[3, 2] += 1.0
+    for _ in range(2):
+        (result,) = loss.gram.apply(x, [lambda h: h])
+        np.testing.assert_allclose(result, expected, atol=1e-12)
+    assert len(decompositions) == 1
     with pytest.raises(ValueError, match="read-only"):
         loss.matrix[0, 0] = 0.0
-
-
-def test_the_cache_is_bounded() -> None:
-    cache = FactorCache(most_bytes=3 * (5 + 25) * 8)
-    matrices = [matrix(rows, 5) for rows in range(6, 12)]
-    for each in matrices:
-        cache.factor(each)
-    assert cache.num_bytes <= cache.most_bytes
-    _, kept = cache.factor(matrices[-1])
-    assert cache.factor(matrices[-1])[1] is kept
 
 
 # --- Bad data -----------------------------------------------------------------------------------
