@@ -14,6 +14,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fl_admm_strategies.maths.checks import Count, NotNegative, Positive
+
 from . import partitions
 from .federated import ClientData, FederatedData, generator, split_sizes
 from .sources import Pool
@@ -42,11 +44,11 @@ def partitioned(
     seed: int,
     root: Path,
     *,
-    clients: int = 10,
+    clients: Count = 10,
     partition: Scheme = "label-count",
     labels_per_client: int = 2,
-    beta: float = 0.5,
-    sigma: float = 0.1,
+    beta: Positive = 0.5,
+    sigma: NotNegative = 0.1,
     groups: int = 4,
     overlap: bool = False,
     samples: int | None = None,
@@ -102,10 +104,6 @@ def partitioned(
     FileNotFoundError, ImportError, ValueError
         If a file is missing or damaged (see the source), or the options leave a client too little.
     """
-    if clients < 1:
-        raise ValueError(f"clients is {clients}, expected an integer >= 1.")
-    if not 0 <= sigma < math.inf:
-        raise ValueError(f"sigma is {sigma}, expected a finite variance >= 0.")
     if overlap and partition != "hybrid":
         raise ValueError(
             f"overlap is true, but partition is {partition!r}, which deals every sample once: "

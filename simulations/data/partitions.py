@@ -116,7 +116,6 @@ def dirichlet_label(
     """
     from flwr_datasets.partitioner import DirichletPartitioner
 
-    _check_beta(beta)
     # The partitioner cuts a class in the order in which its samples come.
     order = rng.permutation(len(labels))
     partitioner = DirichletPartitioner(
@@ -226,7 +225,6 @@ def dirichlet_quantity(n: int, clients: int, beta: float, rng: np.random.Generat
     rng : Generator
         Decides the shares, and who gets which samples.
     """
-    _check_beta(beta)
     p = rng.dirichlet(np.full(clients, beta))
     minimum = min(MIN_QUANTITY_SKEW, n // clients)
     raised = np.zeros(clients, bool)
@@ -328,11 +326,6 @@ def in_groups(n: int, clients: int, groups: int, rng: np.random.Generator) -> li
     """Every group deals all n samples evenly to its clients; see `groups_of`."""
     sizes = np.bincount(groups_of(clients, groups))
     return [part for size in sizes for part in evenly(n, int(size), rng)]
-
-
-def _check_beta(beta: float) -> None:
-    if not 0 < beta < math.inf:
-        raise ValueError(f"beta is {beta}, expected a finite number > 0, e.g. 0.5.")
 
 
 def stratified(labels: npt.NDArray[Any], samples: int, rng: np.random.Generator) -> Index:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.toolkit.data.ratings import Ratings
+from fl_admm_strategies.maths.checks import Count, Fraction, NotNegative
 
 from .federated import generator
 from .files import damaged, missing_file
@@ -335,7 +336,7 @@ def read_netflix(folder: Path) -> Iterator[Block]:
         raise damaged(folder, what, NETFLIX_SOURCE)
 
 
-def movielens(
+def published_ratings(
     name: str,
     seed: int,
     root: Path,
@@ -344,16 +345,18 @@ def movielens(
     test_fraction: float = 0.2,
     rating_transform: Literal["none", "zscore"] = "none",
 ) -> RatingsData:
-    """Deal MovieLens 100K, 1M or 10M to clients; 10M has half stars.
+    """Deal MovieLens 100K, 1M or 10M, or the Netflix prize's training set, to clients.
 
-    GroupLens does not allow the sets to be passed on, so nothing is downloaded: fetch the archive
-    and unpack it in the data root. Every rating is kept: the table of the paper has fewer for 1M
-    (999,714 of 3,449 items), by a filter that it does not name (docs/methods/fedmc-admm-notes.md,
-    P8).
+    None of them may be passed on, so nothing is downloaded: fetch the archive and unpack it in the
+    data root. 10M has half stars. Of 1M every rating is kept: the table of FedMC-ADMM's paper has
+    fewer (999,714 of 3,449 items), by a filter that it does not name
+    (docs/methods/fedmc-admm-notes.md, P8). Netflix has 480,189 users and 17,770 movies; its
+    100,480,507 ratings take 1.6 GB when they are dealt, and reading and dealing them takes no more
+    than that and some blocks.
 
     Parameters
     ----------
-    name : {'ml-100k', 'ml-1m', 'ml-10m'}
+    name : {'ml-100k', 'ml-1m', 'ml-10m', 'netflix'}
         Registry name. The files are in the folder that the archive has, ``ml-10M100K`` for 10M.
     seed : int
         Decides who gets which users, and the splits.
@@ -369,47 +372,15 @@ def movielens(
     Raises
     ------
     FileNotFoundError, ValueError
-        If the file is missing or damaged, or an option does not fit the data.
+        If a file is missing or damaged, or an option does not fit the data.
     """
-    kind = MOVIELENS[name]
-    source = f"{name}.zip: https://grouplens.org/datasets/movielens/"
-    blocks = read_movielens(root / kind.file, kind, source)
+    blocks: Iterable[Block]
+    if name == "netflix":
+        blocks = read_netflix(root / "netflix")
+    else:
+        kind, source = MOVIELENS[name], f"{name}.zip: https://grouplens.org/datasets/movielens/"
+        blocks = read_movielens(root / kind.file, kind, source)
     return deal(name, seed, blocks, clients, test_fraction, rating_transform)
-
-
-def netflix(
-    seed: int,
-    root: Path,
-    *,
-    clients: int = 100,
-    test_fraction: float = 0.2,
-    rating_transform: Literal["none", "zscore"] = "none",
-) -> RatingsData:
-    """Deal the Netflix prize's training set to clients: 480,189 users, 17,770 movies.
-
-    The files may not be passed on, so nothing is downloaded. 100,480,507 ratings take 1.6 GB when
-    they are dealt; reading and dealing them takes no more than that and some blocks.
-
-    Parameters
-    ----------
-    seed : int
-        Decides who gets which users, and the splits.
-    root : Path
-        Data root; the files lie in its folder ``netflix``.
-    clients : int
-        Number of clients p.
-    test_fraction : float
-        Share of each client's ratings in its test part.
-    rating_transform : {'none', 'zscore'}
-        "zscore" standardises the ratings; see `deal`.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        If files are missing or damaged, or an option does not fit the data.
-    """
-    blocks = read_netflix(root / "netflix")
-    return deal("netflix", seed, blocks, clients, test_fraction, rating_transform)
 
 
 def synthetic_ratings(
@@ -417,11 +388,11 @@ def synthetic_ratings(
     root: Path,
     *,
     clients: int = 20,
-    users: int = 400,
-    items: int = 200,
-    rank: int = 5,
-    density: float = 0.25,
-    noise: float = 0.1,
+    users: Count = 400,
+    items: Count = 200,
+    rank: Count = 5,
+    density: Fraction = 0.25,
+    noise: NotNegative = 0.1,
     test_fraction: float = 0.2,
     rating_transform: Literal["none", "zscore"] = "none",
 ) -> RatingsData:
@@ -458,13 +429,6 @@ def synthetic_ratings(
     ValueError
         If an option is out of range or does not fit the others.
     """
-    for option, value in (("users", users), ("items", items), ("rank", rank)):
-        if value < 1:
-            raise ValueError(f"{option} is {value}, expected an integer >= 1.")
-    if not 0 < density <= 1:
-        raise ValueError(f"density is {density}, expected a probability in (0, 1].")
-    if not noise >= 0:
-        raise ValueError(f"noise is {noise}, expected a standard deviation >= 0.")
     draw = generator(seed, "synthetic-ratings")
     mixture = draw.dirichlet(np.ones(rank), size=users)
     kinds = draw.uniform(*SCALE, size=(rank, items))

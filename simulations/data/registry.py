@@ -10,6 +10,8 @@ from typing import Any, TypeAlias, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from fl_admm_strategies.maths.checks import rules_of
+
 from ..settings.imported import imported, is_import
 from ..settings.wording import unknown
 from . import sources
@@ -20,7 +22,7 @@ from .har import uci_har
 from .housing_bodyfat import housing_bodyfat
 from .images import images_swap
 from .partitioned import partitioned
-from .ratings import MOVIELENS, RatingsData, movielens, netflix, synthetic_ratings
+from .ratings import MOVIELENS, RatingsData, published_ratings, synthetic_ratings
 from .synthetic import SCENARIOS, synthetic
 from .tabular import TabularData, qsar, santander, synthetic_v1
 
@@ -42,8 +44,7 @@ DATASETS: dict[str, Loader] = {
     "cifar10": partial(partitioned, sources.cifar10, "cifar10"),
     "medical-mnist": partial(partitioned, sources.medical_mnist, "medical-mnist"),
     "uci-har": uci_har,
-    **{name: partial(movielens, name) for name in MOVIELENS},
-    "netflix": netflix,
+    **{name: partial(published_ratings, name) for name in (*MOVIELENS, "netflix")},
     "synthetic-ratings": synthetic_ratings,
     "synthetic-v1": synthetic_v1,
     "qsar": qsar,
@@ -96,9 +97,10 @@ def checked_options(name: str, options: dict[str, Any]) -> tuple[tuple[str, Any]
     Raises
     ------
     ValueError
-        If one is unknown, or of the wrong kind.
+        If one is unknown, of the wrong kind, or does not pass what its annotation says.
     """
-    known, hints = options_of(name), get_type_hints(loader_of(name))
+    loader = loader_of(name)
+    known, hints, rules = options_of(name), get_type_hints(loader), rules_of(loader)
     for option, value in options.items():
         if option not in known:
             raise unknown(f"option of data set {name}", option, sorted(known))
@@ -110,6 +112,7 @@ def checked_options(name: str, options: dict[str, Any]) -> tuple[tuple[str, Any]
             raise ValueError(
                 f"option {option} of data set {name} is {value!r}, expected {wanted}."
             ) from None
+        rules[option](option, value)
     return tuple(sorted((known | options).items()))
 
 

@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from fl_admm_strategies.maths.checks import NotNegative
+
 from .federated import FederatedData, client_data, generator, split_sizes
 
 NUM_FEATURES, NUM_CLASSES = 60, 10
@@ -53,7 +55,7 @@ def synthetic(
     *,
     clients: int | None = None,
     features: Literal["uniform", "normal"] = "uniform",
-    noise: float = 0.5,
+    noise: NotNegative = 0.5,
     validation: bool = False,
 ) -> FederatedData:
     """Generate one scenario: ``y = argmax(softmax(W_l x + b_l + tau))`` for devices of cluster l.
@@ -87,8 +89,6 @@ def synthetic(
     ValueError
         If `clients` does not fit the scenario or `noise` is negative.
     """
-    if not noise >= 0:
-        raise ValueError(f"noise is {noise}, expected a standard deviation >= 0.")
     devices = cluster_sizes(scenario, clients)
     cluster = np.repeat(np.arange(len(devices)), devices)
 

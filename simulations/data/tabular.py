@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from fl_admm_strategies.maths.checks import NotNegative
 
 from .federated import generator
 from .files import damaged, missing_file, read_table
@@ -182,7 +183,7 @@ def qsar(
     root: Path,
     *,
     clients: int = 64,
-    mu: float = 0.001,
+    mu: NotNegative = 0.001,
     reg_scaling: RegScaling = "per_sample",
 ) -> TabularData:
     """Deal QSAR oral toxicity ('qot' in Example V.2) to clients, for logistic regression.
@@ -227,7 +228,7 @@ def santander(
     root: Path,
     *,
     clients: int = 64,
-    mu: float = 0.001,
+    mu: NotNegative = 0.001,
     reg_scaling: RegScaling = "per_sample",
 ) -> TabularData:
     """Deal Santander's transactions ('sct' in Example V.2) to clients, for logistic regression.
@@ -283,8 +284,6 @@ def _deal_logistic(
     name: str, seed: int, a: Array, b: Array, clients: int, mu: float, reg_scaling: RegScaling
 ) -> TabularData:
     """Divide the columns by their norms, in place, and deal the samples of Example V.2."""
-    if not 0 <= mu < math.inf:
-        raise ValueError(f"mu is {mu}, expected a finite number >= 0.")
     draw = generator(seed, name)
     sizes = random_sizes(len(a), clients, draw)
     order = draw.permutation(len(a))

@@ -107,6 +107,7 @@ def test_samples_takes_a_subset_with_the_class_shares_of_the_whole() -> None:
         ({"clients": 10, "samples": 9}, ["samples", 9]),
         ({"sigma": float("nan")}, ["sigma", "nan"]),
         ({"partition": "dirichlet-label", "beta": 0}, ["beta", 0]),
+        ({"partition": "dirichlet-quantity", "beta": float("inf")}, ["beta", "inf"]),
         ({"partition": "noise", "overlap": True}, ["overlap", "noise"]),
         ({"partition": "alike"}, ["partition", "alike"]),
         ({"partition": "noise", "clients": 1000}, ["1 sample(s)", "clients"]),

@@ -241,8 +241,6 @@ def test_flowers_partitioners_deal_by_their_rules(scheme: str) -> None:
         (lambda rng: label_count(np.array([0, 0, 0, 1]), 2, 2, rng), ["2 shards", "class 1"]),
         (lambda rng: dirichlet_label(LABELS, 50, 0.1, rng), ["clients=50", "beta=0.1"]),
         (lambda rng: dirichlet_label(LABELS[:40], 50, 0.5, rng), ["clients=50"]),
-        (lambda rng: dirichlet_label(LABELS, 10, 0.0, rng), ["beta"]),
-        (lambda rng: dirichlet_quantity(3000, 10, np.inf, rng), ["beta", "inf"]),
         (lambda rng: hybrid(LABELS, 1, 2, 0.5, rng), ["clients", 1]),
         (lambda rng: by_flower("label-subset", LABELS, 5, 11, rng), ["labels_per_client"]),
         (lambda rng: label_group(LABELS, 20, 11, rng), ["groups", 11]),
