@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from math import prod
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +19,10 @@ from torch import Tensor, nn
 from clients.toolkit.models.personalization import SplitInput
 
 from ..data import FederatedData
-from ..settings.imported import imported, is_import
+from ..settings.imported import imported
 from ..settings.wording import unknown
+
+Scheme = Literal["pytorch", "normal"]
 
 
 def _named(**layers: nn.Module) -> nn.Sequential:
@@ -41,35 +45,6 @@ _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 
 
-def _does_not_fit(model: str, wanted: str, data: FederatedData) -> ValueError:
-    shape = data.input_shape
-    fitting = [name for name, shapes in _SHAPES.items() if shape in shapes]
-    fitting += [*(["softmax"] if len(shape) == 1 else []), "mlr", "mlp"]
-    return ValueError(
-        f"Model {model!r} takes {wanted}, inputs of {data.name} have shape {shape}. "
-        f"Use {' or '.join(map(repr, fitting))}."
-    )
-
-
-def _num_features(model: str, data: FederatedData) -> int:
-    if len(data.input_shape) != 1:
-        raise _does_not_fit(model, "vectors", data)
-    return data.input_shape[0]
-
-
-def _num_classes(model: str, data: FederatedData) -> int:
-    """Return the number of classes of data that fit a model."""
-    if data.num_classes is None:
-        raise ValueError(
-            f"Model {model!r} classifies, data set {data.name} is one of regression. Use 'linear'."
-        )
-    if model in _SHAPES and data.input_shape not in _SHAPES[model]:
-        shapes = " or ".join(map(str, _SHAPES[model]))
-        what = "windows" if model == "har" else "images"
-        raise _does_not_fit(model, f"{what} of shape {shapes}", data)
-    return data.num_classes
-
-
 def _convolutions(*layers: nn.Conv2d) -> dict[str, nn.Module]:
     """Return conv1, pool1, relu1, conv2, ...: each convolution with a pooling of 2 and a ReLU."""
     parts: dict[str, nn.Module] = {}
@@ -78,26 +53,20 @@ def _convolutions(*layers: nn.Conv2d) -> dict[str, nn.Module]:
     return parts
 
 
-def _softmax(data: FederatedData) -> nn.Module:
-    return nn.Linear(_num_features("softmax", data), _num_classes("softmax", data))
+def _softmax(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Linear(shape[0], classes)
 
 
-def _linear(data: FederatedData) -> nn.Module:
-    if data.task != "regression":
-        raise ValueError(
-            f"Model 'linear' is for regression, data set {data.name} is one of {data.task}. Use "
-            "'softmax' or 'cnn'."
-        )
-    return _LinearRegression(_num_features("linear", data), 1)
+def _linear(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return _LinearRegression(shape[0], 1)
 
 
-def _cnn(data: FederatedData) -> nn.Module:
+def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Two convolutions and a linear head, as FPFC's authors' (docs/methods/fpfc-notes.md, P12).
 
     2572 parameters in front of the head (156 + 2416), 4010 in the head, which is the block that
     FPFC clusters.
     """
-    classes = _num_classes("cnn", data)
     return _named(
         **_convolutions(nn.Conv2d(1, 6, kernel_size=5, padding=2), nn.Conv2d(6, 16, kernel_size=5)),
         flatten=nn.Flatten(),
@@ -105,20 +74,18 @@ def _cnn(data: FederatedData) -> nn.Module:
     )
 
 
-def _mlr(data: FederatedData) -> nn.Module:
-    classes = _num_classes("mlr", data)
-    return _named(flatten=nn.Flatten(), fc=nn.Linear(prod(data.input_shape), classes))
+def _mlr(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return _named(flatten=nn.Flatten(), fc=nn.Linear(prod(shape), classes))
 
 
-def _mlp(data: FederatedData) -> nn.Module:
+def _mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Hidden layers of 128 and 64 units, as in the FLAME authors' code: 109,386 parameters.
 
     See docs/methods/flame-notes.md, P12. Table II prints 7,850 parameters for MNIST: 'mlr'.
     """
-    classes = _num_classes("mlp", data)
     return _named(
         flatten=nn.Flatten(),
-        fc1=nn.Linear(prod(data.input_shape), 128),
+        fc1=nn.Linear(prod(shape), 128),
         relu1=nn.ReLU(),
         fc2=nn.Linear(128, 64),
         relu2=nn.ReLU(),
@@ -126,13 +93,12 @@ def _mlp(data: FederatedData) -> nn.Module:
     )
 
 
-def _cnn_cifar(data: FederatedData) -> nn.Module:
+def _cnn_cifar(shape: tuple[int, ...], classes: int) -> nn.Module:
     """FedAPM's (B.2) and FLAME's CNN for CIFAR-10: conv 5,088 parameters, fc 263,562.
 
     FedAPM shares conv1 and conv2; ``personal = "^fc"``. Its text puts a ReLU on fc2 too; these are
     logits (docs/methods/fedapm-notes.md, P14).
     """
-    classes = _num_classes("cnn-cifar", data)
     return _named(
         **_convolutions(
             nn.Conv2d(3, 16, kernel_size=3, padding=1), nn.Conv2d(16, 32, kernel_size=3, padding=1)
@@ -151,12 +117,11 @@ class _ThreeChannels(nn.Module):
         return x.expand(-1, 3, -1, -1)
 
 
-def _cnn_medical(data: FederatedData) -> nn.Module:
+def _cnn_medical(shape: tuple[int, ...], classes: int) -> nn.Module:
     """FLAME's CNN1 for Medical MNIST (docs/methods/flame-notes.md, P12): 206,678 parameters.
 
     The images are grey, but the authors' code reads them as RGB: hence three equal channels.
     """
-    classes = _num_classes("cnn-medical", data)
     return _named(
         channels=_ThreeChannels(),
         **_convolutions(nn.Conv2d(3, 32, kernel_size=3), nn.Conv2d(32, 16, kernel_size=3)),
@@ -214,14 +179,13 @@ class _HARUpperLayers(nn.Module):
         return logits
 
 
-def _har(data: FederatedData) -> nn.Module:
+def _har(shape: tuple[int, ...], classes: int) -> nn.Module:
     """FedAPM's HARClassifier, with what FedMultimodal's has (docs/methods/fedapm-notes.md, P14).
 
     420,814 parameters with 8 classes. The accelerometer's convolutions are personal, 51,904:
     ``personal = "^personal[.]"``. The authors' code makes the gyroscope's personal as well:
     ``"^(personal|shared)[.]"``, 103,808.
     """
-    classes = _num_classes("har", data)
     return SplitInput(
         personal=_sensor_convolutions(),
         shared=_sensor_convolutions(),
@@ -230,7 +194,7 @@ def _har(data: FederatedData) -> nn.Module:
     )
 
 
-MODELS: dict[str, Callable[[FederatedData], nn.Module]] = {
+MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "softmax": _softmax,
     "linear": _linear,
     "cnn": _cnn,
@@ -240,6 +204,7 @@ MODELS: dict[str, Callable[[FederatedData], nn.Module]] = {
     "cnn-medical": _cnn_medical,
     "har": _har,
 }
+"""Of the shape of one input and the number of classes."""
 
 
 class _HalfSquaredError(nn.MSELoss):
@@ -253,28 +218,9 @@ class _HalfSquaredError(nn.MSELoss):
         return 0.5 * super().forward(input, target)
 
 
-def loss_of(name: str, task: str = "classification") -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the loss that a model is trained with: the mean over a batch.
-
-    Parameters
-    ----------
-    name : str
-        A key of `MODELS`. 'linear' has half the squared error, all others cross-entropy. One of the
-        user's own has the loss of the task.
-    task : {'classification', 'regression'}
-        That of the data.
-
-    Raises
-    ------
-    ValueError
-        If there is no such model.
-    """
-    own = is_import(name)
-    if not own and name not in MODELS:
-        raise unknown("model", name, [*MODELS, "yourmodule:function"])
-    if name == "linear" or (own and task == "regression"):
-        return _HalfSquaredError()
-    return nn.CrossEntropyLoss()
+def loss_of(task: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the loss of a task, the mean over a batch: half the squared error or cross-entropy."""
+    return _HalfSquaredError() if task == "regression" else nn.CrossEntropyLoss()
 
 
 def build(name: str, data: FederatedData) -> nn.Module:
@@ -302,9 +248,24 @@ def build(name: str, data: FederatedData) -> nn.Module:
         If there is no such model, or it does not fit the data set.
     """
     if name not in MODELS:
-        raise unknown("model", name, list(MODELS))
+        raise unknown("model", name, [*MODELS, "yourmodule:function"])
+    if name not in (fitting := list(filter(partial(_fits, data), MODELS))):
+        wanted = " or ".join(map(str, _SHAPES.get(name, ["(features,)"])))
+        raise ValueError(
+            f"Model {name!r} does not fit data set {data.name}: {data.task} of inputs of shape "
+            f"{data.input_shape}, expected of {wanted}. Use {' or '.join(map(repr, fitting))}."
+        )
     with torch.random.fork_rng(devices=[]):
-        return MODELS[name](data)
+        return MODELS[name](data.input_shape, data.num_classes or 1)
+
+
+def _fits(data: FederatedData, name: str) -> bool:
+    vectors_only, shape = name in ("softmax", "linear"), data.input_shape
+    return (
+        (name == "linear") == (data.task == "regression")
+        and shape in _SHAPES.get(name, [shape])
+        and (len(shape) == 1 or not vectors_only)
+    )
 
 
 def build_own(name: str, data: FederatedData, seed: int) -> nn.Module:
@@ -323,23 +284,7 @@ def build_own(name: str, data: FederatedData, seed: int) -> nn.Module:
     return model
 
 
-def _pytorch(model: nn.Module) -> None:
-    for module in model.modules():
-        reset = getattr(module, "reset_parameters", None)
-        if reset is not None:
-            reset()
-
-
-def _normal(model: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_()
-
-
-SCHEMES: dict[str, Callable[[nn.Module], None]] = {"pytorch": _pytorch, "normal": _normal}
-
-
-def initialise(model: nn.Module, seed: int, scheme: str = "pytorch") -> nn.Module:
+def initialise(model: nn.Module, seed: int, scheme: Scheme = "pytorch") -> nn.Module:
     """Overwrite a CPU model's weights with those of a seed, and return the model.
 
     The global random numbers stay where they were.
@@ -353,16 +298,15 @@ def initialise(model: nn.Module, seed: int, scheme: str = "pytorch") -> nn.Modul
     scheme : {'pytorch', 'normal'}
         PyTorch's default, or every weight and bias ~ N(0, 1), as the FPFC authors start the
         softmax model (docs/methods/fpfc-notes.md, S4).
-
-    Raises
-    ------
-    ValueError
-        If there is no such scheme.
     """
-    if scheme not in SCHEMES:
-        raise unknown("initialisation scheme", scheme, list(SCHEMES))
     # Not torch.manual_seed: it would set the accelerators' generators too, which are not forked.
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(seed)
-        SCHEMES[scheme](model)
+        if scheme == "normal":
+            for parameter in model.parameters():
+                parameter.normal_()
+        else:
+            for module in model.modules():
+                if (reset := getattr(module, "reset_parameters", None)) is not None:
+                    reset()
     return model

@@ -20,7 +20,7 @@ from ..settings.section import Section
 from ..settings.tables import Settings
 from .base import Problem
 from .metrics import auc, macro_f1, weighted_f1
-from .models import build, build_own, initialise, loss_of
+from .models import Scheme, build, build_own, initialise, loss_of
 from .scores import METRICS, Metric
 
 FURTHER_METRICS: dict[str, MetricFn] = {"f1": weighted_f1, "macro-f1": macro_f1, "auc": auc}
@@ -32,7 +32,7 @@ class TorchModel(Section):
     name: str
     """The architecture, e.g. 'softmax', 'mlp' or 'cnn'; an unknown name shows all there are. Or
     ``module:function``, a function of the data that returns a model with its initial weights."""
-    init: str = "pytorch"
+    init: Scheme = "pytorch"
     """How the common initial weights are drawn: 'pytorch' or 'normal'."""
 
 
@@ -58,7 +58,7 @@ class TorchProblem(Problem):
         self._metric = METRICS[key]
         self._metric_fns: dict[str, MetricFn] = {key: accuracy if key == "accuracy" else rmse}
         self._metric_fns |= {name: FURTHER_METRICS[name] for name in asked}
-        self.loss_fn = loss_of(settings.model.name, data.task)
+        self.loss_fn = loss_of(data.task)
         """What the clients minimise: the mean over a batch."""
         name, seed = settings.model.name, settings.seed
         if is_import(name):
