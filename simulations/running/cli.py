@@ -73,9 +73,9 @@ def _experiments() -> Iterator[tuple[str, str, str]]:
 
 
 def _methods() -> Iterator[tuple[str, str, str]]:
-    with _ended_by_ctrl_c():
-        from ..methods import METHODS
-        from ..settings.documented import first_line
+    from ..methods import METHODS
+    from ..settings.documented import first_line
+
     for name, strategy in METHODS.items():
         yield name, first_line(strategy), strategy.paper
 
@@ -86,9 +86,9 @@ def describe(
     profile: _Profile = "",
 ) -> None:
     """Show what an experiment does and all its settings, with their meaning and defaults."""
-    with _ended_by_ctrl_c():
-        from ..experiments.describe import described
-        from ..experiments.loading import load_settings
+    from ..experiments.describe import described
+    from ..experiments.loading import load_settings
+
     try:
         settings = load_settings(name, profile=profile)
     except ValueError as error:
@@ -159,11 +159,12 @@ def run(
     ] = False,
 ) -> None:
     """Run an experiment: train, then a table beside the published numbers, and plots."""
-    with _ended_by_ctrl_c():
-        from fl_admm_strategies.runtime.saving.files import NotWrittenError
+    from fl_admm_strategies.runtime.saving.files import NotWrittenError
 
-        from ..experiments.run_config import RunConfig
-        from .run import prepare
+    from ..experiments.run_config import RunConfig
+    from .run import prepare
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _quieten(verbose)
     config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out, resume)
 
@@ -278,11 +279,12 @@ def compare(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show tracebacks.")] = False,
 ) -> None:
     """Compare methods over seeds, tuned alike: tables, tests and pictures on one page."""
-    with _ended_by_ctrl_c():
-        from ..comparing import comparison as comparisons
-        from ..comparing.compare import compare as run_comparison
-        from ..comparing.report import write_report
-        from ..experiments.loading import key_and_value, key_and_values
+    from ..comparing import comparison as comparisons
+    from ..comparing.compare import compare as run_comparison
+    from ..comparing.report import write_report
+    from ..experiments.loading import key_and_value, key_and_values
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     console = Console()
 
     def say(line: str) -> None:
@@ -339,16 +341,6 @@ def resuming(out: Path | None) -> str:
     rounds = Checkpoints(out / CHECKPOINTS).rounds()
     saved = f"The run is saved up to round {rounds[-1]}" if rounds else "No round is saved yet"
     return f"{saved}; go on with: {command}"
-
-
-@contextmanager
-def _ended_by_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C end this process without a word, which an import need not."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -448,7 +440,8 @@ def _explain(error: Exception, failed: str = "The run failed.") -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; Ctrl-C ends it without a word until a command has its own."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         cli(prog_name=" ".join(_program()))
     except ModuleNotFoundError as error:  # of an import of ours; a command explains the user's own

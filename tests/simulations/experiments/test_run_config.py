@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from simulations.experiments.run_config import RunConfig, read_run_config
-from tests.support.refusals import refused
 
 
 def test_every_key_of_the_run_configuration_is_read() -> None:
@@ -42,17 +41,3 @@ def test_paths_are_expanded_and_empty_changes_dropped(monkeypatch: pytest.Monkey
     config = read_run_config({"experiment": "x", "out": "~/results", "set": " a.b=1 ; ;c.d=2;"})
     assert config.out == Path("/home/somebody/results")
     assert config.changes == ("a.b=1", "c.d=2")
-
-
-@pytest.mark.parametrize(
-    ("raw", "named"),
-    [
-        ({"experiment": "x", "sed": 1}, ["sed", "set"]),
-        ({"experiment": ""}, ["experiment"]),
-        ({"experiment": "x", "seed": "one"}, ["seed", "one"]),
-        ({"experiment": "x", "seed": True}, ["seed", "True"]),
-    ],
-)
-def test_a_bad_run_config_is_refused(raw: dict[str, object], named: list[str]) -> None:
-    with refused(ValueError, *named):
-        read_run_config(raw)
