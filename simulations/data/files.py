@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
-import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,31 @@ def missing_file(path: Path, source: str) -> FileNotFoundError:
     )
 
 
-def damaged(path: Path, what: object, source: str) -> ValueError:
-    """Describe a data file that does not hold what it should.
+@contextmanager
+def reading(path: Path, source: str) -> Iterator[None]:
+    """Say where a file belongs that is missing, and what is wrong with one that is damaged.
 
     Parameters
     ----------
     path : Path
-        The file.
-    what : object
-        What is wrong with it.
+        The file; what is raised in the block is about it.
     source : str
         Where a person gets it.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If it is missing; if it is damaged.
     """
-    return ValueError(f"{path}: {what}; get it anew ({source})")
+    try:
+        yield
+    except FileNotFoundError:
+        raise missing_file(path, source) from None
+    except MemoryError:
+        raise
+    # A file that is cut short raises what its format's library does: there is no common class.
+    except Exception as error:
+        raise ValueError(f"{path} is damaged: {error}; get it anew ({source})") from error
 
 
 def read_idx(path: Path, ndim: int, source: str) -> npt.NDArray[np.uint8]:
@@ -69,7 +82,7 @@ def read_idx(path: Path, ndim: int, source: str) -> npt.NDArray[np.uint8]:
     ValueError
         If the file is damaged, or no such file.
     """
-    try:
+    with reading(path, source):
         content = path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
@@ -78,8 +91,6 @@ def read_idx(path: Path, ndim: int, source: str) -> npt.NDArray[np.uint8]:
             raise ValueError(f"no unsigned bytes with {ndim} axes: begins with {content[:4]!r}")
         shape = np.frombuffer(content, ">u4", count=ndim, offset=4).astype(int)
         return np.frombuffer(content, np.uint8, offset=4 + 4 * ndim).reshape(shape)
-    except (EOFError, OSError, ValueError, zlib.error) as error:
-        raise damaged(path, f"damaged idx file ({error})", source) from None
 
 
 def read_table(
@@ -105,13 +116,8 @@ def read_table(
     ValueError
         If it holds something else than `shape` finite numbers.
     """
-    try:
+    with reading(path, source):
         table: npt.NDArray[np.float64] = np.loadtxt(path, ndmin=2, **options)
-    except FileNotFoundError:
-        raise missing_file(path, source) from None
-    except ValueError as error:
-        raise damaged(path, f"damaged table ({error})", source) from None
-    if table.shape != shape or not np.isfinite(table).all():
-        what = f"found {table.shape[0]} of {table.shape[1]}, expected {shape[0]} rows of {shape[1]}"
-        raise damaged(path, f"{what} finite numbers", source)
-    return table
+        if table.shape != shape or not np.isfinite(table).all():
+            raise ValueError(f"shape {table.shape}, expected finite numbers of shape {shape}")
+        return table

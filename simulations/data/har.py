@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import io
 import lzma
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from .federated import FederatedData, client_data, split_sizes
-from .files import damaged, missing_file
+from .files import reading
 
 SOURCE = (
     "the inertial signals of https://archive.ics.uci.edu/dataset/240 packed as in the docstring of "
@@ -39,9 +38,7 @@ def read_har(path: Path) -> tuple[npt.NDArray[np.float32], Index, Index]:
     ValueError
         If it is damaged.
     """
-    if not path.is_file():
-        raise missing_file(path, SOURCE)
-    try:
+    with reading(path, SOURCE):
         with lzma.open(path) as packed, np.load(io.BytesIO(packed.read())) as content:
             x, y, subject, scale, channels = (
                 content[key] for key in ("X", "y", "subject", "scale", "channels")
@@ -52,8 +49,6 @@ def read_har(path: Path) -> tuple[npt.NDArray[np.float32], Index, Index]:
             raise ValueError(f"channels are {', '.join(channels)}, with {scale.size} scales")
         if y.max(initial=0) >= NUM_CLASSES:
             raise ValueError(f"activity {y.max()} of 0-{NUM_CLASSES - 1}")
-    except (OSError, EOFError, KeyError, ValueError, lzma.LZMAError, zipfile.BadZipFile) as error:
-        raise damaged(path, f"damaged file ({error})", SOURCE) from error
     return (
         x * scale.astype(np.float32)[None, :, None],
         y.astype(np.int64),

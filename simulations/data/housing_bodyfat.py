@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .federated import FederatedData, client_data, generator, split_sizes
-from .files import missing_file, read_table
+from .files import read_table, reading
 
 HOUSING_SOURCE = "Boston Housing, housing.data: https://archive.ics.uci.edu/ml/machine-learning-databases/housing/"
 BODYFAT_SOURCE = (
@@ -29,14 +29,10 @@ def read_housing(folder: Path) -> Table:
 def read_bodyfat(folder: Path) -> Table:
     """Read ``bodyfat.csv``: 14 features, shape (252, 14), and percent body fat, shape (252,)."""
     path = folder / "bodyfat.csv"
-    if not path.is_file():
-        raise missing_file(path, BODYFAT_SOURCE)
-    with path.open(encoding="utf-8") as lines:
+    with reading(path, BODYFAT_SOURCE), path.open(encoding="utf-8") as lines:
         header = [word.strip().lower() for word in lines.readline().split(",")]
-    if "bodyfat" not in header:
-        raise ValueError(
-            f"{path}: expected a header row with a column 'bodyfat', found {','.join(header)!r}"
-        )
+        if "bodyfat" not in header:
+            raise ValueError(f"no column 'bodyfat' in its header row, {','.join(header)!r}")
     shape = (252, NUM_FEATURES + 1)
     table = read_table(path, BODYFAT_SOURCE, shape, delimiter=",", skiprows=1)
     response = header.index("bodyfat")

@@ -16,7 +16,7 @@ from clients.toolkit.data.ratings import Ratings
 from fl_admm_strategies.maths.checks import Count, Fraction, NotNegative
 
 from .federated import generator
-from .files import damaged, missing_file
+from .files import missing_file, reading
 
 SCALE = (1.0, 5.0)  # stars
 
@@ -201,28 +201,21 @@ def _distinct(columns: list[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
     return np.unique(np.concatenate([np.zeros(0, np.int64), *each]))
 
 
-def _text_blocks(path: Path, source: str) -> Iterator[bytes]:
-    """Yield whole lines of a file, a part at a time."""
-    try:
-        with path.open("rb") as file:
-            while block := file.read(TEXT_BLOCK):
-                yield block + file.readline()
-    except FileNotFoundError:
-        raise missing_file(path, source) from None
-
-
-def _check_lines(
-    path: Path, block: bytes, pattern: str, before: int, expected: str, source: str
-) -> None:
-    """Raise ValueError, with its number, for the first line that is no match."""
+def _checked_text(path: Path, pattern: str, expected: str) -> Iterator[bytes]:
+    """Yield whole lines of a file, a part at a time; raise ValueError for one that is no match."""
     # Possessive (*+): what was matched is never tried anew, so that a million lines take 0.1 s.
-    good = re.match(rf"(?:{pattern}\r?(?:\n|\Z))*+".encode(), block)
-    assert good is not None  # it matches nothing at all, too
-    if good.end() < len(block):
-        line, number = block[good.end() :].split(b"\n", 1)[0], block.count(b"\n", 0, good.end())
-        found = line.decode("ascii", "replace")[:80]
-        what = f"line {before + number + 1}: expected {expected}, found {found!r}"
-        raise damaged(path, what, source)
+    lines, before = re.compile(rf"(?:{pattern}\r?(?:\n|\Z))*+".encode()), 1
+    with path.open("rb") as file:
+        while text := file.read(TEXT_BLOCK):
+            text += file.readline()
+            good = lines.match(text)
+            assert good is not None  # it matches nothing at all, too
+            if good.end() < len(text):
+                number = before + text.count(b"\n", 0, good.end())
+                found = text[good.end() :].split(b"\n", 1)[0].decode("ascii", "replace")[:80]
+                raise ValueError(f"line {number}: expected {expected}, found {found!r}")
+            before += text.count(b"\n")
+            yield text
 
 
 def _numbers(block: bytes, separators: str, columns: int) -> npt.NDArray[Any]:
@@ -274,13 +267,13 @@ def read_movielens(path: Path, kind: MovieLens, source: str) -> list[Block]:
     line = kind.separator.join([r"\d{1,9}", r"\d{1,9}", stars, r"\d{1,18}"])
     words = kind.separator.join(["user", "item", "rating", "timestamp"])
     expected = f"'{words}' with a rating from {'0.5' if kind.halves else '1'} to 5"
-    blocks, lines = [], 0
-    for text in _text_blocks(path, source):
-        _check_lines(path, text, line, lines, expected, source)
-        blocks.append(_block(*_numbers(text, kind.separator[0], 4)[:, :3].T))
-        lines += len(blocks[-1][0])
-    if lines != kind.ratings:
-        raise damaged(path, f"expected {kind.ratings} ratings, found {lines}", source)
+    with reading(path, source):
+        blocks = [
+            _block(*_numbers(text, kind.separator[0], 4)[:, :3].T)
+            for text in _checked_text(path, line, expected)
+        ]
+        if (found := sum(len(stars) for _, _, stars in blocks)) != kind.ratings:
+            raise ValueError(f"expected {kind.ratings} ratings, found {found}")
     return blocks
 
 
@@ -316,24 +309,24 @@ def read_netflix(folder: Path) -> Iterator[Block]:
     line, expected = r"(?:\d{1,7}:|\d{1,9},[1-5],\d{4}-\d\d-\d\d)", "'movie:' or 'user,rating,date'"
     count = 0
     for path in paths:
-        movie, lines = None, 0
-        for text in _text_blocks(path, NETFLIX_SOURCE):
-            _check_lines(path, text, line, lines, expected, NETFLIX_SOURCE)
-            # A movie is a line of five numbers as well, with 0 stars.
-            rows = _numbers(re.sub(rb"(?m)^(\d+):", rb"\1,0,0-0-0", text), ",-", 5)
-            lines += len(rows)
-            is_movie = rows[:, 1] == 0
-            if movie is None and not is_movie[0]:
-                what = "line 1: expected 'movie:' before the first rating"
-                raise damaged(path, what, NETFLIX_SOURCE)
-            last = np.maximum.accumulate(np.where(is_movie, np.arange(len(rows)), -1))
-            movies = np.where(last < 0, movie or 0, rows[last, 0])
-            movie = int(movies[-1])
-            yield _block(rows[~is_movie, 0], movies[~is_movie], rows[~is_movie, 1])
-            count += int((~is_movie).sum())
-    if count != NETFLIX_RATINGS:
-        what = f"expected {NETFLIX_RATINGS} ratings in {len(paths)} files, found {count}"
-        raise damaged(folder, what, NETFLIX_SOURCE)
+        with reading(path, NETFLIX_SOURCE):
+            movie = None
+            for text in _checked_text(path, line, expected):
+                # A movie is a line of five numbers as well, with 0 stars.
+                rows = _numbers(re.sub(rb"(?m)^(\d+):", rb"\1,0,0-0-0", text), ",-", 5)
+                is_movie = rows[:, 1] == 0
+                if movie is None and not is_movie[0]:
+                    raise ValueError("line 1: expected 'movie:' before the first rating")
+                last = np.maximum.accumulate(np.where(is_movie, np.arange(len(rows)), -1))
+                movies = np.where(last < 0, movie or 0, rows[last, 0])
+                movie = int(movies[-1])
+                yield _block(rows[~is_movie, 0], movies[~is_movie], rows[~is_movie, 1])
+                count += int((~is_movie).sum())
+    with reading(folder, NETFLIX_SOURCE):
+        if count != NETFLIX_RATINGS:
+            raise ValueError(
+                f"expected {NETFLIX_RATINGS} ratings in {len(paths)} files, found {count}"
+            )
 
 
 def published_ratings(

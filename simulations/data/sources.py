@@ -8,7 +8,6 @@ twice.
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .files import damaged, missing_file
+from .files import missing_file, reading
 from .images import downloading, read_images, torchvision_datasets
 
 Index = npt.NDArray[np.int64]
@@ -110,9 +109,7 @@ def read_packed(path: Path, source: str, shape: tuple[int, ...]) -> Images:
     ValueError
         If it is damaged; an image in it, when it is decoded.
     """
-    if not path.is_file():
-        raise missing_file(path, source)
-    try:
+    with reading(path, source):
         with np.load(path) as content:
             data, offset, label, classes = (
                 content[key] for key in ("data", "offset", "label", "classes")
@@ -124,18 +121,16 @@ def read_packed(path: Path, source: str, shape: tuple[int, ...]) -> Images:
             raise ValueError(f"data has {len(data)} bytes, offset ends at {offset[-1]}")
         if label.max(initial=0) >= len(classes):
             raise ValueError(f"label {label.max()} of {len(classes)} classes")
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise damaged(path, f"damaged file ({error})", source) from error
 
     def decode(index: Index) -> npt.NDArray[np.uint8]:
         images = np.empty((len(index), *shape), np.uint8)
-        for image, i in zip(images, index, strict=True):
-            try:
+        with reading(path, source):
+            for image, i in zip(images, index, strict=True):
                 jpeg = io.BytesIO(data[offset[i] : offset[i + 1]])
-                image[...] = np.asarray(Image.open(jpeg, formats=["JPEG"]))
-            except (OSError, ValueError) as error:
-                what = f"image {i} is no JPEG of shape {shape} ({error})"
-                raise damaged(path, what, source) from error
+                picture = np.asarray(Image.open(jpeg, formats=["JPEG"]))
+                if picture.shape != shape:
+                    raise ValueError(f"image {i} has shape {picture.shape}, expected {shape}")
+                image[...] = picture
         return images
 
     return label.astype(np.int64), len(classes), decode
@@ -176,11 +171,8 @@ def _official_cifar10(folder: Path) -> Images:
         with downloading(datasets.CIFAR10, folder.parent, missing) as temporary:
             if not folder.is_dir():
                 (temporary / CIFAR10_FOLDER).replace(folder)
-    try:
+    with reading(folder, CIFAR10_SOURCE):
         parts = [datasets.CIFAR10(folder.parent, train=train) for train in (True, False)]
-    except RuntimeError as error:
-        what = f"damaged or incomplete CIFAR-10 files ({error}), delete the folder"
-        raise damaged(folder, what, CIFAR10_SOURCE) from error
     pixels = np.concatenate([part.data for part in parts])
     labels = np.concatenate([np.asarray(part.targets, np.int64) for part in parts])
     return labels, 10, lambda index: pixels[index]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fl_admm_strategies.maths.checks import NotNegative
 
 from .federated import generator
-from .files import damaged, missing_file, read_table
+from .files import read_table, reading
 
 V1_FEATURES, V1_DISTRIBUTIONS = 100, 3
 QSAR_SHAPE = (8992, 1024)
@@ -141,41 +141,27 @@ def random_sizes(d: int, clients: int, draw: np.random.Generator) -> npt.NDArray
     return aside + np.diff(points, prepend=0, append=left)
 
 
-def _read_mat(path: Path, variable: str, shape: tuple[int, int]) -> npt.NDArray[Any]:
-    """Read one matrix of a MATLAB file, dense or sparse."""
+def _read_mat(
+    path: Path, variable: str, shape: tuple[int, int], allowed: tuple[int, int]
+) -> npt.NDArray[Any]:
+    """Read one matrix of a MATLAB file, dense or sparse, whose entries are of two values."""
     from scipy.io import loadmat
     from scipy.sparse import issparse
 
-    if not path.is_file():
-        raise missing_file(path, QSAR_SOURCE)
-    try:
-        with warnings.catch_warnings():  # of the kind of sparse matrix: we take all
-            warnings.simplefilter("ignore")
-            content = loadmat(path, variable_names=[variable])
-    # A file that is cut short or changed gives a MatReadError, ValueError, OSError, IndexError or
-    # zlib.error, depending on the place; SciPy names no common class of them.
-    except Exception as error:
-        raise damaged(path, f"damaged MATLAB file ({error})", QSAR_SOURCE) from None
-    if variable not in content:
-        raise damaged(path, f"expected a variable {variable!r}, found none", QSAR_SOURCE)
-    matrix = content[variable]
-    matrix = matrix.toarray() if issparse(matrix) else np.asarray(matrix)
-    if matrix.shape != shape:
-        what = f"expected {variable} of shape {shape}, found {matrix.shape}"
-        raise damaged(path, what, QSAR_SOURCE)
+    with reading(path, QSAR_SOURCE):
+        # No warning of the kind of sparse matrix: we take all.
+        with warnings.catch_warnings(action="ignore"), path.open("rb") as file:
+            matrix = loadmat(file, variable_names=[variable])[variable]
+        matrix = matrix.toarray() if issparse(matrix) else np.asarray(matrix)
+        if matrix.shape != shape:
+            raise ValueError(f"{variable} has shape {matrix.shape}, expected {shape}")
+        if len(wrong := np.argwhere(~np.isin(matrix, allowed))):
+            row, column = wrong[0]
+            raise ValueError(
+                f"{variable}({row + 1}, {column + 1}) is {matrix[row, column]}, expected one of "
+                f"{allowed}; {len(wrong)} entries are wrong"
+            )
     return matrix
-
-
-def _check_entries(
-    path: Path, name: str, matrix: npt.NDArray[Any], allowed: tuple[int, int]
-) -> None:
-    wrong = np.argwhere(~np.isin(matrix, allowed))
-    if len(wrong):
-        row, column = wrong[0]
-        what = (
-            f"{name}({row + 1}, {column + 1}) is {matrix[row, column]}, expected one of {allowed}"
-        )
-        raise damaged(path, f"{what}; {len(wrong)} entries are wrong", QSAR_SOURCE)
 
 
 def qsar(
@@ -214,10 +200,8 @@ def qsar(
         samples.
     """
     folder = root / "qsar-oral-toxicity"
-    x = _read_mat(folder / "toxicity.mat", "X", QSAR_SHAPE)
-    _check_entries(folder / "toxicity.mat", "X", x, (0, 1))
-    y = _read_mat(folder / "toxicityclass.mat", "y", (QSAR_SHAPE[0], 1))
-    _check_entries(folder / "toxicityclass.mat", "y", y, (-1, 1))
+    x = _read_mat(folder / "toxicity.mat", "X", QSAR_SHAPE, (0, 1))
+    y = _read_mat(folder / "toxicityclass.mat", "y", (QSAR_SHAPE[0], 1), (-1, 1))
 
     b = (y[:, 0] > 0).astype(np.float64)
     return _deal_logistic("qsar", seed, x.astype(np.float64), b, clients, mu, reg_scaling)
@@ -256,26 +240,16 @@ def santander(
         samples.
     """
     path, (rows, columns) = root / "santander" / "train.csv", SANTANDER_SHAPE
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            header = lines.readline().strip().split(",")
-    except FileNotFoundError:
-        raise missing_file(path, SANTANDER_SOURCE) from None
-    if header[:3] != ["ID_code", "target", "var_0"]:
-        what = f"begins with {','.join(header[:3])[:80]!r}, expected 'ID_code,target,var_0'"
-        raise damaged(path, what, SANTANDER_SOURCE)
-    table = read_table(
-        path,
-        SANTANDER_SOURCE,
-        (rows, 1 + columns),
-        delimiter=",",
-        skiprows=1,
-        usecols=range(1, len(header)),
-    )
-    wrong = np.flatnonzero(~np.isin(table[:, 0], (0, 1)))
-    if len(wrong):
-        what = f"line {wrong[0] + 2}: the target is {table[wrong[0], 0]:g}, expected 0 or 1"
-        raise damaged(path, what, SANTANDER_SOURCE)
+    with reading(path, SANTANDER_SOURCE), path.open(encoding="utf-8", errors="replace") as lines:
+        header = lines.readline().strip().split(",")
+        if header[:3] != ["ID_code", "target", "var_0"]:
+            raise ValueError(f"begins with {header[:3]}, expected ID_code, target and var_0")
+    options = {"delimiter": ",", "skiprows": 1, "usecols": range(1, len(header))}
+    table = read_table(path, SANTANDER_SOURCE, (rows, 1 + columns), **options)
+    with reading(path, SANTANDER_SOURCE):
+        if len(wrong := np.flatnonzero(~np.isin(table[:, 0], (0, 1)))):
+            place, found = wrong[0] + 2, table[wrong[0], 0]
+            raise ValueError(f"line {place}: the target is {found:g}, expected 0 or 1")
     a, b = table[:, 1:], table[:, 0].copy()
     return _deal_logistic("santander", seed, a, b, clients, mu, reg_scaling)
 
