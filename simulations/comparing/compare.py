@@ -8,11 +8,13 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from clients.toolkit.solving.steps import take_steps
 from fl_admm_strategies.runtime.saving.files import lock_folder, make_folder
 
 from ..problems.scores import METRICS
@@ -191,21 +193,11 @@ class _Schedule:
         ]
         with self.runs, ThreadPoolExecutor(len(steps)) as methods:
             try:
-                return [*methods.map(self._outcome, steps)]
+                return [*methods.map(partial(take_steps, perform=self._found), steps)]
             except BaseException:
                 self.runs.shutdown(wait=False, cancel_futures=True)
                 self.pool.stop()
                 raise
-
-    def _outcome(self, steps: Batch) -> Outcome:
-        found = self._found(next(steps))
-        while True:
-            try:
-                wanted = steps.send(found)
-            except StopIteration as end:
-                outcome: Outcome = end.value
-                return outcome
-            found = self._found(wanted)
 
     def _found(self, batch: Sequence[Cell]) -> list[Found]:
         """Wait for the next cells of a method; those with a file are not run again."""

@@ -74,11 +74,9 @@ def check(name: str, data: object) -> None:
         )
     if not data.clients:
         raise ValueError(f"{name} returned no clients, expected one entry or more.")
-    kind, shape = torch.float32, tuple(data.input_shape)
-    if data.task == "classification":
-        kind = torch.int64
-        if data.num_classes is None:
-            raise ValueError(f"{name} is a classification: give num_classes.")
+    if (data.task == "classification") != (data.num_classes is not None):
+        raise ValueError(f"{name}: give num_classes for a classification, and for that alone.")
+    kind, shape = torch.int64 if data.num_classes else torch.float32, tuple(data.input_shape)
     for client, parts in enumerate(data.clients):
         for part in ("train", "validation", "test"):
             if (samples := getattr(parts, part)) is None and part == "validation":
@@ -87,19 +85,14 @@ def check(name: str, data: object) -> None:
             if not (isinstance(samples, tuple) and all(isinstance(t, Tensor) for t in samples)):
                 raise ValueError(f"{where} is no pair of tensors (inputs, labels).")
             x, y = samples
-            if not len(y) or tuple(x.shape) != (len(y), *shape) or x.dtype != torch.float32:
+            found = [(x.dtype, tuple(x.shape)), (y.dtype, tuple(y.shape))]
+            wanted = [(torch.float32, (len(y), *shape)), (kind, (len(y),))]
+            if found != wanted or not len(y):
                 raise ValueError(
-                    f"{where} has {len(y)} labels and inputs of {x.dtype}, shape "
-                    f"{tuple(x.shape)}, expected float32 of shape (n, *{shape}), n > 0."
+                    f"{where} has inputs and labels of {found}, expected float32 of shape "
+                    f"(n, *{shape}) and {kind} of shape (n,), n > 0."
                 )
-            if y.dtype != kind or y.ndim != 1:
-                raise ValueError(
-                    f"{where} has labels of {y.dtype}, shape {tuple(y.shape)}, expected {kind} of "
-                    "shape (n,)."
-                )
-            if data.num_classes is not None and not 0 <= int(y.min()) <= int(y.max()) < (
-                data.num_classes
-            ):
+            if data.num_classes and not 0 <= int(y.min()) <= int(y.max()) < data.num_classes:
                 raise ValueError(
                     f"{where} has labels from {int(y.min())} to {int(y.max())}, expected 0 to "
                     f"{data.num_classes - 1}."

@@ -112,7 +112,8 @@ def checked_options(name: str, options: dict[str, Any]) -> tuple[tuple[str, Any]
             raise ValueError(
                 f"option {option} of data set {name} is {value!r}, expected {wanted}."
             ) from None
-        rules[option](option, value)
+        if option in rules:
+            rules[option](option, value)
     return tuple(sorted((known | options).items()))
 
 

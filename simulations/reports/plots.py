@@ -233,16 +233,11 @@ def distance_heat_map(
         Their numbers.
     picture : Picture
         Where to draw it, 1200 x 1050 pixels.
-
-    Raises
-    ------
-    ValueError
-        If a model is not finite.
     """
     from matplotlib.patches import Rectangle
     from scipy.spatial.distance import cdist
 
-    models, drawn = _finite(omega), _drawn(np.asarray(found))
+    models, drawn = np.asarray(omega, dtype=np.float64), _drawn(np.asarray(found))
     sizes = [len(group) for group in _by_size(np.asarray(found))]
     groups = [np.intersect1d(group, drawn) for group in _by_size(np.asarray(found))]
     m, order = len(drawn), np.concatenate(groups)
@@ -321,16 +316,11 @@ def embedding(
         same rule, and the small clusters' is a star.
     picture : Picture
         Where to draw it, 1200 x 1050 pixels.
-
-    Raises
-    ------
-    ValueError
-        If a model is not finite.
     """
     import pandas as pd
     import seaborn as sns
 
-    models, drawn = _finite(omega), _drawn(np.asarray(found))
+    models, drawn = np.asarray(omega, dtype=np.float64), _drawn(np.asarray(found))
     points, share = _plane(models[drawn])
     large = len(drawn) <= 200
     # Markers of 70 or 20 square points; the axes are some 400 points wide.
@@ -410,17 +400,6 @@ def _side_by_side(points: NDArray[np.float64], marker: float) -> NDArray[np.floa
             ring = np.column_stack((radius * np.cos(angle), radius * np.sin(angle)))
             spread[members] = points[members].mean(axis=0) + ring
     return spread
-
-
-def _finite(omega: ArrayLike) -> NDArray[np.float64]:
-    models = np.asarray(omega, dtype=np.float64)
-    diverged = np.flatnonzero(~np.isfinite(models).all(axis=1))
-    if diverged.size:
-        raise ValueError(
-            f"the models of {diverged.size} of {len(models)} clients are not finite (first: client "
-            f"{diverged[0]}): the run diverged; try a smaller learning rate."
-        )
-    return models
 
 
 def _drawn(labels: NDArray[Any]) -> NDArray[np.intp]:

@@ -33,7 +33,12 @@ class Host:
     def check(self) -> None:
         """Raise ValueError for options that exclude each other, or for what is not there."""
         if self.engine is not Engine.RAY:
-            self._check_without_ray()
+            given = {"--ray-address": self.ray_address, "--gpus-per-client": self.gpus_per_client}
+            if wrong := [f"{name} is {value}" for name, value in given.items() if value]:
+                raise ValueError(
+                    f"{' and '.join(wrong)}, but --engine is {self.engine.value}, which does not "
+                    "use Ray: leave it out. In-process clients use the GPU that client.device says."
+                )
         elif self.ray_address is not None:
             self._check_cluster(self.ray_address)
         elif self.gpus_per_client:
@@ -41,21 +46,9 @@ class Host:
 
             if not torch.cuda.device_count():  # Ray would wait for it
                 raise ValueError(
-                    f"gpus-per-client is {self.gpus_per_client}, but PyTorch finds no CUDA device "
-                    "on this machine. Leave it out."
+                    f"--gpus-per-client is {self.gpus_per_client}, but PyTorch finds no CUDA "
+                    "device on this machine. Leave it out."
                 )
-
-    def _check_without_ray(self) -> None:
-        if self.ray_address is not None:
-            raise ValueError(
-                f"--ray-address is {self.ray_address}, but --engine is {self.engine.value}, which "
-                "does not use Ray. Leave one of them out."
-            )
-        if self.gpus_per_client:
-            raise ValueError(
-                f"gpus-per-client is {self.gpus_per_client}, but only Ray deals out GPUs. Leave it "
-                "out: in-process clients use what client.device says."
-            )
 
     def _check_cluster(self, address: str) -> None:
         if self.workers:
@@ -64,17 +57,14 @@ class Host:
                 "many workers as its nodes have CPUs. Leave --workers out, or give `ray start "
                 "--num-cpus` on each of them."
             )
-        host, colon, port = address.rpartition(":")
-        if not (host and colon and port.isdecimal() and "/" not in host):
-            raise ValueError(
-                f"--ray-address is {address!r}, expected HOST:PORT, which `ray start --head` shows."
-            )
+        host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT).close()
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, ValueError) as error:
             raise ValueError(
-                f"Nothing answers at --ray-address {address} ({error}). Start a cluster with `ray "
-                "start --head` on one machine and `ray start --address=HOST:PORT` on the others."
+                f"Nothing answers at --ray-address {address} ({error}), expected HOST:PORT. Start "
+                "a cluster with `ray start --head` on one machine, which shows it, and `ray start "
+                "--address=HOST:PORT` on the others."
             ) from None
 
     def num_nodes(self, num_clients: int) -> int:
