@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
@@ -32,8 +32,6 @@ from .mods import through
 from .residents import Residents
 
 ClientFn = Callable[[Context], Any]
-_NUMBER = (int, float)
-Cohort = Choice
 Run = Callable[[NumPyClient, ClientInstruction], RawReply]
 Jobs = dict[int, tuple[NumPyClient, ClientInstruction]]
 RunAll = Callable[[Jobs], dict[int, RawReply]]
@@ -48,7 +46,7 @@ def client_app(
     client_fn: ClientFn | None = None,
     *,
     num_clients: int | Callable[[Context], int] | None = None,
-    cohort: Cohort | Callable[[Context], Cohort] = "auto",
+    cohort: Choice | Callable[[Context], Choice] = "auto",
     keep_clients: bool = False,
     may_collect: bool | Callable[[Context], bool] = False,
     mods: Sequence[Mod] = (),
@@ -147,12 +145,9 @@ def client_app(
         assert client_fn is not None
         allowed = may_collect(context) if callable(may_collect) else may_collect
         if num_clients is None:
-            instruction = _only_instruction(message)
-            _check_consent([instruction], allowed)
             with plain_errors():
                 client = _numpy_client(client_fn(context))
-                work = partial(run, client)
-                return _reply(through(mods, message, context, instruction, work), message)
+            return answer(client, message, may_collect=allowed, mods=mods, context=context)
         clients, total = hosted(context)
         assert clients is not None
         with collector_paused():
@@ -165,7 +160,7 @@ def client_app(
             )
         _check_consent(asked.values(), allowed)
         labels = {clients[0] if label is None else label: label for label in asked}
-        choice: Cohort = False
+        choice: Choice = False
         if not mods:
             choice = cohort(context) if callable(cohort) else cohort
             check_choice("cohort", choice, ("auto", True, False))
@@ -259,7 +254,7 @@ def answer(
     mine: Any = context or getattr(client, "context", None)
     with plain_errors():
         reply = through(mods, message, mine, instruction, partial(run, client))
-        return _reply(reply, message)
+        return Message(pack_replies({None: reply}), reply_to=message)
 
 
 def run_hosted(
@@ -311,14 +306,12 @@ def run_hosted(
         for client_id, instruction in some:
             place = {**context.node_config, "partition-id": client_id, "num-partitions": total}
             fields = vars(context) | {"node_config": place, "state": states.get(client_id, {})}
-            try:
-                made = make(fields) if residents is None else residents.client(fields, make)
+            made = _alone(make if residents is None else partial(residents.client, make), fields)
+            if isinstance(made, RawReply):
+                replies[client_id] = made
+            else:
                 client, contexts[client_id] = made
                 jobs[client_id] = client, instruction
-            except Interrupted:
-                raise
-            except BaseException as error:
-                replies[client_id] = RawReply(error=describe(error))
         replies |= run_all(jobs)
         for client_id in jobs:
             failed = replies[client_id].error is not None
@@ -334,17 +327,22 @@ def run_hosted(
             yield client_id, replies.pop(client_id)
 
 
+T = TypeVar("T")
+
+
+def _alone(work: Callable[..., T], *given: Any) -> T | RawReply:
+    """Do a client's work; where it raises, whatever it raises, that client fails alone."""
+    try:
+        return work(*given)
+    except Interrupted:
+        raise
+    except BaseException as error:
+        return RawReply(error=describe(error))
+
+
 def _one_by_one(run: Run, jobs: Jobs) -> dict[int, RawReply]:
-    """Have clients do their work one after another; a client that raises anything fails alone."""
-    replies = {}
-    for client_id, (client, instruction) in jobs.items():
-        try:
-            replies[client_id] = run(client, instruction)
-        except Interrupted:
-            raise
-        except BaseException as error:
-            replies[client_id] = RawReply(error=describe(error))
-    return replies
+    """Have clients do their work one after another."""
+    return {client_id: _alone(run, *job) for client_id, job in jobs.items()}
 
 
 def _through_mods(
@@ -361,7 +359,7 @@ def _through_mods(
     return through(mods, message, getattr(client, "context", context), instruction, work)
 
 
-def _driven(run: Run, choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
+def _driven(run: Run, choice: Choice, jobs: Jobs) -> dict[int, RawReply]:
     """Have clients train or evaluate: those with one driver together, all others alone."""
     name, reply = ("together", _uploaded) if run is _fit else ("evaluate_together", _evaluated)
     by_driver: dict[Any, list[int]] = {}
@@ -378,11 +376,11 @@ def _driven(run: Run, choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
     replies: dict[int, RawReply] = {}
     for client_id, job in jobs.items():
         if client_id not in found:
-            replies |= _one_by_one(run, {client_id: job})
+            replies[client_id] = _alone(run, *job)
         elif isinstance(result := found[client_id], BaseException):
             replies[client_id] = RawReply(error=describe(result))
         else:
-            replies |= _one_by_one(partial(reply, result), {client_id: job})
+            replies[client_id] = _alone(reply, result, *job)
     return replies
 
 
@@ -404,10 +402,6 @@ def _only_instruction(message: Message) -> ClientInstruction:
             "A node that hosts several needs client_app(client_fn, num_clients=...)."
         )
     return asked[None]
-
-
-def _reply(reply: RawReply, message: Message) -> Message:
-    return Message(pack_replies({None: reply}), reply_to=message)
 
 
 def _named(asked: Iterable[int | None]) -> str:
@@ -488,7 +482,7 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, int | float]:
     return {
         key: int(value) if isinstance(value, int) else float(value)
         for key, value in metrics.items()
-        if isinstance(value, _NUMBER)
+        if isinstance(value, int | float)
     }
 
 

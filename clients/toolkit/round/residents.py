@@ -67,7 +67,7 @@ class Residents:
         """Travel as the id of the app."""
         return _of_this_process, (self._app_id,)
 
-    def client(self, fields: dict[str, Any], make: Make) -> tuple[NumPyClient, Context]:
+    def client(self, make: Make, fields: dict[str, Any]) -> tuple[NumPyClient, Context]:
         """Return a client, kept or made, and its context, which has these fields."""
         if fields["run_id"] != self._run_id:
             self._run_id, self._kept, self._bytes = fields["run_id"], {}, 0

@@ -20,7 +20,7 @@ from ..models.arrays import tensors_of, to_read
 from .chains import Chain, chain_of
 from .measured import Tested, measure
 from .objective import ProjectedTerm
-from .sample_losses import is_by_sample
+from .sample_losses import CannotStackError, is_by_sample
 from .solvers import Epoch, LocalProblem
 from .stacked import Member, StackedModel, descend, plain_step, rows_of
 from .steps import Choice, Job, Measurement, Reply, Scalars, Session, in_stacks, run_together
@@ -49,10 +49,6 @@ _OF_ALL = frozenset(vars(nn.Module()))
 # ----------------------------------------------------------------------------------------------
 
 
-class _CannotCompareError(Exception):
-    """A part of a client cannot be compared with that of another client."""
-
-
 def _value(value: Any) -> Hashable:
     """Return what an attribute is compared by."""
     if value is None or isinstance(value, bool | int | float | str | torch.dtype):
@@ -61,17 +57,17 @@ def _value(value: Any) -> Hashable:
         return value  # a function of a module: neither a lambda nor a closure
     if isinstance(value, tuple | list):
         return tuple(map(_value, value))
-    raise _CannotCompareError
+    raise CannotStackError
 
 
 def _module(module: nn.Module) -> Hashable:
     """Return what a module is compared by: its class and attributes, and those of its parts."""
     known = type(module) in _LAYERS or _of_unknown_class(module)
     if not known or any(buffer is not None for buffer in module._buffers.values()):
-        raise _CannotCompareError
+        raise CannotStackError
     before, after = module._forward_pre_hooks, module._forward_hooks
     if before or after or module._backward_pre_hooks or module._backward_hooks:
-        raise _CannotCompareError
+        raise CannotStackError
     public = {n: v for n, v in vars(module).items() if n not in _OF_ALL and n[0] != "_"}
     settings = tuple((name, _value(value)) for name, value in public.items())
     parts = [(n, _module(part)) for n, part in module._modules.items() if part is not None]
@@ -103,7 +99,7 @@ class Looks(NamedTuple):
 
 def _looks(model: nn.Module, own: Mapping[str, nn.Parameter], loss_fn: Any) -> Looks:
     if not is_by_sample(loss_fn):
-        raise _CannotCompareError
+        raise CannotStackError
     key = _KEYS.setdefault((_module(model), _parameters(model, own), _loss(loss_fn)), len(_KEYS))
     numbers = sum(parameter.numel() for parameter in own.values())
     return Looks(loss_fn, key, numbers, sum(parameter.nbytes for parameter in own.values()))
@@ -121,7 +117,7 @@ def _stacked_model(
     groups: Iterable[Sequence[str]] = (),
     *,
     training: bool = True,
-) -> StackedModel | None:
+) -> StackedModel:
     """Return how models stack that give in a stack what they give alone, sample by sample.
 
     PyTorch's own layers are known to. A user's class is tried out, once in a process.
@@ -137,6 +133,11 @@ def _stacked_model(
         Parameters that must be told from others: those that move, those of a term.
     training : bool (default: True)
         Whether it is trained or evaluated.
+
+    Raises
+    ------
+    CannotStackError
+        If they give something else.
     """
     key = looks, inputs.shape[1:], inputs.dtype, training
     if key not in _TRIED:
@@ -144,7 +145,7 @@ def _stacked_model(
         _TRIED[key] = not unknown or _tried(copy.deepcopy(model), inputs[:3], training)
         _CHAINS[key] = chain_of(model, inputs[:3], training) if _TRIED[key] else None
     if not _TRIED[key]:
-        return None
+        raise CannotStackError
     chain = _CHAINS[key]
     return chain if chain and all(map(chain.whole, groups)) else AnyModel(model, training)
 
@@ -169,9 +170,9 @@ def _tried(model: nn.Module, inputs: Tensor, training: bool) -> bool:
 
 def _parameters(model: nn.Module, own: Mapping[str, nn.Parameter]) -> Hashable:
     if len(tensors_of(model)) != len(own) or len({p.dtype for p in own.values()}) != 1:
-        raise _CannotCompareError  # tied, or mixed
+        raise CannotStackError  # tied, or mixed
     if next(iter(own.values())).dtype not in (torch.float32, torch.float64):
-        raise _CannotCompareError
+        raise CannotStackError
     return tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in own.items())
 
 
@@ -179,7 +180,7 @@ def _loss(loss_fn: Any) -> Hashable:
     if not isinstance(loss_fn, nn.Module):
         return id(loss_fn)
     if tensors_of(loss_fn):
-        raise _CannotCompareError
+        raise CannotStackError
     public = [(name, value) for name, value in vars(loss_fn).items() if name[0] != "_"]
     return type(loss_fn), tuple((name, _value(value)) for name, value in public)
 
@@ -297,31 +298,25 @@ class _Session(Session):
 
     def _planned(self) -> _Plan | None:
         problem = self.asked.problem if self.measures else self._problem()
-        if self.client.device.type != "cpu":
-            return None
         try:
             looks = self._looks(problem.loss_fn)
-            if self._cohort.choice == "auto" and looks.numbers > LARGEST:
+            large = self._cohort.choice == "auto" and looks.numbers > LARGEST
+            if large or self.client.device.type != "cpu":
                 return None
             return (self._measurement if self.measures else self._descent)(problem, looks)
-        except Exception:  # the client's own step raises it again
+        except Exception:  # it cannot be, or the client's own step raises it again
             return None
 
-    def _descent(self, problem: LocalProblem, looks: Looks) -> _Plan | None:
+    def _descent(self, problem: LocalProblem, looks: Looks) -> _Plan:
         client, asked, objective = self.client, self.asked, self.asked.objective
-        if client.own_loop or not asked.epochs:
-            return None
-        if objective.wants_step_sum and client.known_step(asked.lr) is None:
-            return None
         step = plain_step(asked.lr, client.optimizer_fn, client.scheduler_fn, client.max_grad_norm)
-        if step is None:
-            return None
+        unknown = step is None or (objective.wants_step_sum and not client.known_step(asked.lr))
+        if unknown or client.own_loop or not asked.epochs:
+            raise CannotStackError
         names = tuple(objective.moving_of(self._own))
         first = self._epoch()
         groups = [names, *([n for n in term.names if n in names] for term in objective.pulls)]
         model = _stacked_model(client.model, looks.key, first.inputs, groups)
-        if model is None:
-            return None
         rows = rows_of(first.sizes, client.full_batch, model.unit)
         key = (
             *(looks.key, _kind(first), step, rows, names),
@@ -330,15 +325,13 @@ class _Session(Session):
         self._first = first
         return _Plan(key, model, rows, _size(first, looks), step)
 
-    def _measurement(self, problem: LocalProblem, looks: Looks) -> _Plan | None:
+    def _measurement(self, problem: LocalProblem, looks: Looks) -> _Plan:
         client = self.client
         if client.has_own_measure or client.has_running_metrics:
-            return None
+            raise CannotStackError
         epoch = problem.epoch()
         models = [_tensors(a, self._own, self._cohort.known) for a in self.asked.models]
         model = _stacked_model(client.model, looks.key, epoch.inputs, training=False)
-        if model is None:
-            return None
         rows = rows_of(epoch.sizes, True, model.unit)
         metrics = tuple((name, id(metric)) for name, metric in client.metrics.items())
         key = looks.key, _kind(epoch), rows, metrics, len(models)
@@ -491,7 +484,7 @@ def _descended(sessions: Sequence[_Session], plans: Sequence[_Plan]) -> list[Any
 def _tensors(arrays: Arrays, own: Mapping[str, nn.Parameter], known: _Known) -> dict[str, Tensor]:
     """Return all parameters of a model that travelled; those that do not are the client's own."""
     if arrays.keys() != {name for name, parameter in own.items() if parameter.requires_grad}:
-        raise _CannotCompareError
+        raise CannotStackError
     tensors: dict[str, Tensor] = {}
     for name, parameter in own.items():
         tensors[name] = parameter.detach()
@@ -501,5 +494,5 @@ def _tensors(arrays: Arrays, own: Mapping[str, nn.Parameter], known: _Known) -> 
                 known[key] = array, to_read(array).to(parameter.dtype)
             tensors[name] = known[key][1]
         if tensors[name].shape != parameter.shape:
-            raise _CannotCompareError
+            raise CannotStackError
     return tensors
