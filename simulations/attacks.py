@@ -95,8 +95,10 @@ class Attack:
         other one. Give them to the client in the place of its own, and the client to
         `AttackingClient`.
         """
+        if num_classes == 2:
+            return (1 - labels).astype(labels.dtype)
         rng = np.random.default_rng([self.seed, client, *b"labels"])
-        return random_labels(labels, num_classes, rng)
+        return rng.integers(0, num_classes, labels.shape).astype(labels.dtype)
 
     def draw(self, arrays: Arrays, rng: np.random.Generator) -> Arrays:
         """Return what is uploaded in the place of arrays; integers stay as they are."""
@@ -127,15 +129,6 @@ class Attack:
         """
         rng = np.random.default_rng([self.seed, client, server_round, *b"attack"])
         return self.draw(arrays, rng)
-
-
-def random_labels(
-    labels: NDArray[np.integer[Any]], num_classes: int, rng: np.random.Generator
-) -> NDArray[np.integer[Any]]:
-    """Return labels uniform over the classes; of two classes the other one of each."""
-    if num_classes == 2:
-        return (1 - labels).astype(labels.dtype)
-    return rng.integers(0, num_classes, labels.shape).astype(labels.dtype)
 
 
 @dataclass(eq=False)

@@ -162,20 +162,18 @@ def what_it_can_show(seeds: int, methods: int) -> str:
             "One seed shows no spread: the numbers rank nothing. Take 5 seeds or more to see how "
             "much they move."
         )
-    pairs, least = methods * (methods - 1) // 2, smallest_p(seeds)
+    pairs = max(1, methods * (methods - 1) // 2)
+    least = smallest_p(seeds)
+    adjusted = min(1.0, pairs * least)
     text = f"With {seeds} seeds the smallest p that Wilcoxon's test can have is {least:.3g}"
-    if least > LEVEL:
-        text += ", so no pair of methods can differ at the 5 % level, whatever the numbers are"
-    elif pairs > 1 and pairs * least > LEVEL:
+    if pairs > 1:
+        text += f", times {pairs} pairs {adjusted:.2g} at Holm's first step"
+    if adjusted > LEVEL:
+        needed = next(n for n in itertools.count(seeds) if pairs * smallest_p(n) <= LEVEL)
         text += (
-            f", times {pairs} pairs {min(1.0, pairs * least):.2g} at Holm's first step, so no pair "
-            "can differ at the 5 % level"
+            ", so no pair of methods can differ at the 5 % level, whatever the numbers are; "
+            f"{needed} seeds are needed for that"
         )
-    elif pairs > 1:
-        text += f", times {pairs} pairs {pairs * least:.2g} at Holm's first step"
-    needed = next(n for n in itertools.count(2) if max(pairs, 1) * smallest_p(n) <= LEVEL)
-    if seeds < needed:
-        text += f"; {needed} seeds are needed for that"
     return (
         f"{text}. The seeds draw the partition, the initial model, the clients of each round and "
         "the batches on one data set: the tests say nothing about other data."

@@ -29,9 +29,7 @@ class Setting(NamedTuple):
     value : Any
         The experiment's; None where none is given.
     default : Any
-        None where there is none.
-    required : bool
-        Whether a file must give it.
+        The value where there is none.
     meaning : str
         From the docstrings.
     """
@@ -39,7 +37,6 @@ class Setting(NamedTuple):
     key: str
     value: Any
     default: Any
-    required: bool
     meaning: str
 
 
@@ -63,11 +60,11 @@ def _of_table(
         key, value = f"{prefix}{field.alias}", getattr(table, name)
         if isinstance(value, Built):
             kind = getattr(value, "type", "a table")
-            yield Setting(key, kind, kind, field.is_required(), _meaning(field))
+            yield Setting(key, kind, kind, _meaning(field))
             yield from _of_table(value, f"{key}.", without=("type",))
         else:
-            default = None if field.is_required() else field.get_default(call_default_factory=True)
-            yield Setting(key, value, default, field.is_required(), _meaning(field))
+            default = value if field.is_required() else field.get_default(call_default_factory=True)
+            yield Setting(key, value, default, _meaning(field))
 
 
 def _meaning(field: FieldInfo) -> str:
@@ -78,8 +75,8 @@ def _options(settings: Settings) -> Iterator[Setting]:
     docs = parameter_docs(loader_of(settings.data.name))
     given = settings.data.options
     for name, default in options_of(settings.data.name).items():
-        meaning = docs.get(name, "")
-        yield Setting(f"data.options.{name}", given.get(name, default), default, False, meaning)
+        value = given.get(name, default)
+        yield Setting(f"data.options.{name}", value, default, docs.get(name, ""))
 
 
 def described(name: str, settings: Settings) -> RenderableType:
@@ -104,7 +101,7 @@ def described(name: str, settings: Settings) -> RenderableType:
 
 
 def _line(setting: Setting) -> Text:
-    other = not setting.required and setting.default != setting.value
+    other = setting.default != setting.value
     default = f"  (default: {_written(setting.default)})" if other else ""
     return Text.assemble((setting.key, "bold cyan"), f" = {_written(setting.value)}", default)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -23,6 +24,7 @@ from ..problems.scores import rand_index
 from .table import small_table
 
 Verdict = Literal["holds", "open", "too small"]
+_WORDS: dict[Verdict, str] = {"holds": "holds", "open": "open", "too small": "λ too small"}
 
 # More clusters than this scroll the part that matters off the screen.
 _MOST_CLUSTER_ROWS = 12
@@ -101,9 +103,7 @@ def clustering_scores(
     return rows
 
 
-def communication_cost(
-    num_clients: int, dim: int, active_per_round: Sequence[int], shared_dim: int = 0
-) -> int:
+def communication_cost(num_clients: int, dim: int, active_per_round: Sequence[int]) -> int:
     """Count the parameters sent in a run, as FPFC's table 1 does.
 
     The initial model goes to every client once, then in every round one vector goes down to and
@@ -114,19 +114,17 @@ def communication_cost(
     num_clients : int
         Number of clients m.
     dim : int
-        Size d of the vector that each client has for itself.
+        Size d of a client's model, with the block that all clients share and that travels with it
+        (the lower layers of the image experiments). The paper does not say whether it counts.
     active_per_round : Sequence[int]
         Number of active clients |A_k| of every round.
-    shared_dim : int
-        Size of a block phi that all clients share and that travels with the vector (the lower
-        layers of the image experiments). The paper does not say whether it counts; here it does.
 
     Returns
     -------
     int
         Number of parameters.
     """
-    return (num_clients + 2 * sum(active_per_round)) * (dim + shared_dim)
+    return (num_clients + 2 * sum(active_per_round)) * dim
 
 
 def cluster_conditions(
@@ -224,27 +222,16 @@ def _conditions_table(checks: Sequence[ClusterCondition]) -> Table:
     table.add_column("Verdict")
     groups = [check for check in checks if check.size > 1]
     for k, check in enumerate(groups[:_MOST_CLUSTER_ROWS]):
-        verdict = {
-            "holds": Text("holds", style="green"),
-            "open": Text("open", style="yellow"),
-            "too small": Text("λ too small for this cluster", style="yellow"),
-        }[check.verdict]
-        table.add_row(
-            str(k + 1),
-            str(check.size),
-            f"{check.largest_gradient:.3g}",
-            f"{check.allowed:.3g}",
-            f"{check.lam_needed:.3g}",
-            verdict,
+        numbers = (check.largest_gradient, check.allowed, check.lam_needed)
+        verdict = Text(
+            _WORDS[check.verdict], style="green" if check.verdict == "holds" else "yellow"
         )
+        table.add_row(str(k + 1), str(check.size), *(f"{n:.3g}" for n in numbers), verdict)
     if rest := groups[_MOST_CLUSTER_ROWS:]:
-        failing = sum(check.verdict == "too small" for check in rest)
-        unclear = sum(check.verdict == "open" for check in rest)
-        words = [f"λ too small for {failing} of them"] if failing else []
-        words += [f"open for {unclear} of them"] if unclear else []
-        verdict = Text(", ".join(words) or "holds for all")
+        counts = Counter(_WORDS[check.verdict] for check in rest if check.verdict != "holds")
+        words = ", ".join(f"{word} for {count} of them" for word, count in counts.items())
         clients = sum(check.size for check in rest)
-        table.add_row(f"{len(rest)} more", str(clients), "", "", "", verdict)
+        table.add_row(f"{len(rest)} more", str(clients), "", "", "", words or "holds for all")
     if alone := len(checks) - len(groups):
         table.add_row("alone", str(alone), "", "", "", Text("nothing to hold", style="dim"))
     return table

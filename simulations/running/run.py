@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flwr.serverapp import Grid
 from rich.console import Console
@@ -142,8 +141,7 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
         for row in {**history.last.cells, **report.cells}
     }
     unlike = [", ".join(experiment.unlike)] if experiment.unlike else []
-    form_legend, form_extra = _forms(history, baselines)
-    attack_legend, attack_extra = _malicious(problem)
+    notes = [_forms(history, baselines), _malicious(problem), report, newcomers]
     result = Result(
         experiment=experiment.name,
         algorithm=finished.title,
@@ -163,14 +161,11 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
         baselines={baseline.title: baseline.last for baseline in baselines},
         new_clients=new_clients,
         legend=(
-            *form_legend,
-            *attack_legend,
-            *report.legend,
+            *(line for note in notes for line in note.legend),
             *legend(settings.report),
             *(f"Left out: the published numbers, which are not of {why}." for why in unlike),
-            *newcomers.legend,
         ),
-        extra={**form_extra, **attack_extra, **report.extra, **newcomers.extra},
+        extra={key: value for note in notes for key, value in note.extra.items()},
     )
     reports.write_result(run.out / folder.RESULT, result)
     _draw_metric(finished, history, baselines, result)
@@ -187,24 +182,25 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
     return result
 
 
-def _forms(run: History, baselines: list[History]) -> tuple[list[str], dict[str, Any]]:
-    """Say which form of each method ran, where it has several: in the legend, and in the result."""
+def _forms(run: History, baselines: list[History]) -> Report:
+    """Say which form of each method ran, where it has several."""
     compared = {baseline.title: baseline.form for baseline in baselines if baseline.form}
     lines = [f"{run.title}: {run.form}"] if run.form else []
     lines += [f"{title}, run for comparison: {form}" for title, form in compared.items()]
-    extra = {"form": run.form} if run.form else {}
-    return lines, extra | ({"baseline_forms": compared} if compared else {})
+    extra = {"form": run.form, "baseline_forms": compared}
+    return Report(legend=lines, extra={key: form for key, form in extra.items() if form})
 
 
-def _malicious(problem: Problem) -> tuple[list[str], dict[str, Any]]:
-    """Say who was malicious, where any client was: in the legend, and in the result."""
+def _malicious(problem: Problem) -> Report:
+    """Say who was malicious, where any client was."""
     if not problem.malicious or problem.attack is None:
-        return [], {}
+        return Report()
     line = (
         f"Malicious: {len(problem.malicious)} of {problem.num_clients} clients "
         f"({problem.attack.kind}); all numbers are of the others."
     )
-    return [line], {"attack": problem.attack.kind, "malicious": sorted(problem.malicious)}
+    extra = {"attack": problem.attack.kind, "malicious": sorted(problem.malicious)}
+    return Report(legend=[line], extra=extra)
 
 
 def _run_baselines(

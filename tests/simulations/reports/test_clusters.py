@@ -56,7 +56,7 @@ def test_cost_of_the_published_experiments():
 
 def test_cost_counts_each_round_and_the_shared_block():
     # 5 clients; (2 + 3) travels as one vector of 5: 5*5 + 2*(1 + 0 + 4)*5.
-    assert communication_cost(5, 2, [1, 0, 4], shared_dim=3) == 75
+    assert communication_cost(5, 2 + 3, [1, 0, 4]) == 75
 
 
 # --- diagnostics ----------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_diagnostics_say_which_cluster_fails_and_what_it_takes():
         clustering=[ClusteringRow(0.01, 3, None), ClusteringRow(4.40615, 3, None)],
     )
     assert row(text, "1") == ["3", "0.25", "0.25", "0.75", "holds"]
-    assert " ".join(row(text, "2")) == "2 0.13 0.125 0.78 λ too small for this cluster"
+    assert " ".join(row(text, "2")) == "2 0.13 0.125 0.78 λ too small"
     assert row(text, "alone") == ["1", "nothing", "to", "hold"]
     assert names(text, "ν=0.01", "ν=4.41", "0.00032", "1.5e-05")
     for how in ({"stationarity": 0.08}, {"apart": False}):  # before one can know
