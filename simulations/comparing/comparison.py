@@ -215,21 +215,14 @@ class Comparison(Section):
                     "of a section."
                 )
             strategy_named(self.method_of(alias), "method")
-        for key in self.tune:
-            owner, dot, _ = key.partition(".")
-            if dot and owner not in self.methods:
-                raise unknown("method of --tune", owner, [*self.methods])
-            if not dot and not any(key in self.spaces_of(alias) for alias in self.methods):
-                raise ValueError(f"tune: none of the methods has a setting {key!r}.")
-        for option, keys in (("set", self.set), ("sweep", self.sweep)):
-            for key in keys:
+        for option in ("tune", "set", "sweep"):
+            known = [*self.methods] if option == "tune" else [*_SECTIONS, *self.methods]
+            for key in getattr(self, option):
                 owner, dot, _ = key.partition(".")
-                if option == "sweep" and not dot:
-                    if not any(self._has(alias, key) for alias in self.methods):
-                        raise ValueError(f"sweep: none of the methods has a setting {key!r}.")
-                elif owner not in (*_SECTIONS, *self.methods):
-                    known = [*_SECTIONS, *self.methods]
-                    raise unknown(f"section or method of --{option}", owner, known)
+                if (dot or option == "set") and owner not in known:
+                    raise unknown(f"method or section of --{option}", owner, known)
+                if not dot and not any(self._has(alias, key) for alias in self.methods):
+                    raise ValueError(f"{option}: none of the methods has a setting {key!r}.")
         for key in (*self.tune, *self.sweep):
             if key in self.tune and key in self.sweep:
                 raise ValueError(f"tune and sweep have {key!r} both: leave one of them out.")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .federated import FederatedData, client_data, generator, holdout
-from .files import missing_file, read_idx
+from .files import missing_file, read_idx, reading
 
 SOURCES = {
     "MNIST": "http://yann.lecun.com/exdb/mnist/",
@@ -122,23 +122,20 @@ def read_images(dataset: str, root: Path) -> dict[str, tuple[npt.NDArray[np.uint
     folder = root / dataset / "raw"
     if any(_find(folder, name) is None for name in FILES):
         download(dataset, root)
-    parts = {}
+    parts, source = {}, SOURCES[dataset]
     for part in ("train", "t10k"):
-        images_path = _find(folder, f"{part}-images-idx3-ubyte")
-        labels_path = _find(folder, f"{part}-labels-idx1-ubyte")
-        if images_path is None or labels_path is None:
-            raise missing_file(folder / f"{part}-*.gz", SOURCES[dataset])
-        images, labels = (
-            read_idx(path, ndim, SOURCES[dataset])
-            for path, ndim in ((images_path, 3), (labels_path, 1))
-        )
-        if len(images) != len(labels) or images.shape[1:] != (28, 28):
-            raise ValueError(
-                f"{images_path} has images of shape {images.shape}, {labels_path} has "
-                f"{len(labels)} labels: expected as many images as labels, 28x28 pixels each"
-            )
-        if labels.max(initial=0) >= NUM_CLASSES:
-            raise ValueError(f"{labels_path}: expected labels 0-9, found {labels.max()}")
+        files = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
+        images_path, labels_path = (_find(folder, name) or folder / name for name in files)
+        images, labels = read_idx(images_path, 3, source), read_idx(labels_path, 1, source)
+        with reading(labels_path, source):
+            if len(images) != len(labels) or labels.max(initial=0) >= NUM_CLASSES:
+                raise ValueError(
+                    f"{len(labels)} labels up to {labels.max(initial=0)}, expected one from 0 to 9 "
+                    f"for each of {len(images)} images"
+                )
+        with reading(images_path, source):
+            if images.shape[1:] != (28, 28):
+                raise ValueError(f"images of shape {images.shape[1:]}, expected 28x28 pixels")
         parts[part] = (images, labels)
     return parts
 

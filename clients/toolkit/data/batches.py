@@ -74,8 +74,6 @@ def whole_batch(batch: Any) -> tuple[Any, Tensor | None]:
 
 def to_device(values: Any, device: torch.device) -> Any:
     """Return tensors, alone or in dicts, lists and tuples, on a device."""
-    if isinstance(values, Tensor):
-        return values.to(device)
     return map_tensors(lambda tensor: tensor.to(device), values)
 
 

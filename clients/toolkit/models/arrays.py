@@ -181,15 +181,9 @@ class ModelArrays:
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return a model's parameters, each by its first name and without the prefix of a wrapper."""
-    named: dict[str, nn.Parameter] = {}
-    seen: set[int] = set()
-    for name, values, key in _places(model, "", buffers=False):
-        if id(values[key]) not in seen:
-            seen.add(id(values[key]))
-            named[name] = values[key]
-    if prefix := wrapper_of(named):
-        named = {name.removeprefix(prefix): parameter for name, parameter in named.items()}
-    return named
+    named = dict(model.named_parameters())
+    prefix = wrapper_of(named)
+    return {name.removeprefix(prefix): parameter for name, parameter in named.items()}
 
 
 def tensors_of(module: nn.Module) -> list[Tensor]:
@@ -202,22 +196,21 @@ def tensors_of(module: nn.Module) -> list[Tensor]:
     return found
 
 
-def _places(module: nn.Module, prefix: str, *, buffers: bool = True) -> list[_Place]:
+def _places(module: nn.Module, prefix: str) -> list[_Place]:
     """Return where a module and its parts hold what is in their ``state_dict``."""
     found: list[_Place] = [
         (prefix + key, module._parameters, key)
         for key, parameter in module._parameters.items()
         if parameter is not None
     ]
-    if buffers:
-        found += [
-            (prefix + key, module._buffers, key)
-            for key, buffer in module._buffers.items()
-            if buffer is not None and key not in module._non_persistent_buffers_set
-        ]
+    found += [
+        (prefix + key, module._buffers, key)
+        for key, buffer in module._buffers.items()
+        if buffer is not None and key not in module._non_persistent_buffers_set
+    ]
     for name, part in module._modules.items():
         if part is not None:
-            found += _places(part, f"{prefix}{name}.", buffers=buffers)
+            found += _places(part, f"{prefix}{name}.")
     return found
 
 

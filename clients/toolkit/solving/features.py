@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,38 +46,27 @@ def frozen_layers_applied(problem: LocalProblem) -> LocalProblem:
     head, rest = model[:frozen], model[frozen:]
     if not any(True for _ in head.parameters()) or not all(map(_stateless, head.modules())):
         return problem
+    if isinstance(loader, list):
+        parts = loader
+    elif problem.split_batch is batches.split_batch:
+        tensors = (torch.split(values, loader.batch_size) for values in loader.dataset.tensors)
+        parts = list(zip(*tensors, strict=True))
+    else:
+        return problem
+    made: Any = []
+    size = 0
     with torch.no_grad():
-        if isinstance(loader, list):
-            return _of_batches(problem, head, rest)
-        return _of_minibatches(problem, loader, head, rest)
+        for batch in replace(problem, loader=parts).batches():
+            if not isinstance(batch.inputs, Tensor):
+                return problem
+            made.append((head(batch.inputs), batch.targets))
+            size += made[-1][0].nbytes
+            if size > MOST_BYTES:
+                return problem
+    if isinstance(loader, Minibatches):
+        made = Minibatches(*map(torch.cat, zip(*made, strict=True)), loader.batch_size)
+    return replace(problem, model=rest, loader=made, split_batch=batches.split_batch)
 
 
 def _stateless(layer: nn.Module) -> bool:
     return type(layer) in STATELESS and not (layer._forward_hooks or layer._forward_pre_hooks)
-
-
-def _of_batches(problem: LocalProblem, head: nn.Module, rest: nn.Module) -> LocalProblem:
-    made, size = [], 0
-    for batch in problem.batches():
-        if not isinstance(batch.inputs, Tensor):
-            return problem
-        made.append((head(batch.inputs), batch.targets))
-        size += made[-1][0].nbytes
-        if size > MOST_BYTES:
-            return problem
-    return replace(problem, model=rest, loader=made, split_batch=batches.split_batch)
-
-
-def _of_minibatches(
-    problem: LocalProblem, loader: Minibatches, head: nn.Module, rest: nn.Module
-) -> LocalProblem:
-    if problem.split_batch is not batches.split_batch:
-        return problem
-    inputs, targets = loader.dataset.tensors
-    made: list[Tensor] = []
-    for part in torch.split(inputs, loader.batch_size):
-        made.append(head(part.to(problem.device)))
-        if made[0].nbytes * len(loader) > MOST_BYTES:
-            return problem
-    features = Minibatches(torch.cat(made), targets.to(problem.device), loader.batch_size)
-    return replace(problem, model=rest, loader=features)
