@@ -62,30 +62,34 @@ def results_table(result: Result) -> Group:
         padding=0,
         pad_edge=False,
     )
-    sections = {
+    compared = {
         "Run here for comparison": result.baselines,
         "New clients, after the run": result.new_clients,
     }
-    compared = {
-        section: {
+    sections: dict[str, dict[str, tuple[Score | None, Mapping[str, float | None]]]] = {
+        "This run": {
+            title: (result.models.get(title), result.cells.get(title, {}))
+            for title in {**result.models, **result.cells}
+        }
+    }
+    for section, methods in compared.items():
+        sections[section] = {
             row_of(name, kind): (score, method.cells.get(kind, {}))
             for name, method in methods.items()
             for kind, score in method.models.items()
         }
-        for section, methods in sections.items()
-        if methods
-    }
-    others = [row for section in compared.values() for row in section.values()]
-    scores = (*result.models.values(), *(score for score, _ in others))
-    spread = ["Std", "Worst\n10 %", "Best\n10 %"] if any(s.std is not None for s in scores) else []
-    rows = (*result.cells.values(), *(row for _, row in others))
-    rows += tuple(result.published.values())
+    shown = [row for its_rows in sections.values() for row in its_rows.values()]
+    with_spread = any(score is not None and score.std is not None for score, _ in shown)
+    spread = ["Std", "Worst\n10 %", "Best\n10 %"] if with_spread else []
+    rows = (*(row for _, row in shown), *result.published.values())
     columns = {key: column for key, column in COLUMNS.items() if any(key in row for row in rows)}
     table.add_column("", min_width=16, overflow="fold")
     for header in (metric.header, *spread, *(column.header for column in columns.values())):
         table.add_column(header, justify="right", no_wrap=True)
 
-    def numbers(values: Score) -> list[str]:
+    def numbers(values: Score | None) -> list[str]:
+        if values is None:
+            return [""] * (1 + len(spread))
         some = (values.mean, values.std, values.worst, values.best)[: 1 + len(spread)]
         return ["" if number is None else metric.text(number) for number in some]
 
@@ -95,20 +99,13 @@ def results_table(result: Result) -> Group:
             for key, column in columns.items()
         ]
 
-    table.add_row(Text("This run", style="bold"))
-    for title, values in result.models.items():
-        its_cells = cells(result.cells.get(title, {}), "")
-        table.add_row(Text(f"  {title}"), *numbers(values), *its_cells, style="bold cyan")
-    for title, row in result.cells.items():
-        if title not in result.models:
-            empty = [""] * (1 + len(spread))
-            table.add_row(Text(f"  {title}"), *empty, *cells(row, ""), style="cyan")
-
-    for section, its_rows in compared.items():
-        table.add_section()
-        table.add_row(Text(section, style="bold"))
+    for section, its_rows in sections.items():
+        if its_rows:
+            table.add_section()
+            table.add_row(Text(section, style="bold"))
+        style = "cyan" if section == "This run" else None
         for title, (values, row) in its_rows.items():
-            table.add_row(Text(f"  {title}"), *numbers(values), *cells(row, ""))
+            table.add_row(Text(f"  {title}"), *numbers(values), *cells(row, ""), style=style)
 
     if result.published:
         table.add_section()
