@@ -18,6 +18,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from fl_admm_strategies.algorithms.fpfc.path import PathTaken
 from fl_admm_strategies.maths.clustering import clusters, fusion_bound
 
 from ..problems.scores import rand_index
@@ -270,3 +271,21 @@ def _sentences(
         "converged; while they are large the clusters may still change."
     )
     return sentences
+
+
+def render_path(path: PathTaken, metric: str) -> Text:
+    """Say which lambdas of a path were tried, what came of each, and which the metric chose."""
+    if path.chosen is None:
+        return Text(
+            f"The run ended before a λ was chosen; its models are those at λ={path.lam:g}. Give it "
+            "more rounds.",
+            style="yellow",
+        )
+    tried = ", ".join(
+        f"{path.lams[k]:g} ({path.num_groups[k]}; {path.values[k]:.4g}"
+        f"{', taken' if k == path.chosen else ''})"
+        for k in np.flatnonzero(path.last_rounds)
+    )
+    is_last = path.chosen == len(path.lams) - 1
+    larger = " That is the largest of the grid: try larger ones." if is_last else ""
+    return Text(f"λ tried, with clusters and {metric} on held-out samples: {tried}.{larger}")

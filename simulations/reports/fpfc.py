@@ -18,8 +18,7 @@ from ..methods.measures import bytes_of_number
 from ..problems import Problem
 from . import plots
 from .base import Finished, MethodReport, Report
-from .cluster_path import render_path
-from .clusters import clustering_scores, communication_cost, diagnostics_table
+from .clusters import clustering_scores, communication_cost, diagnostics_table, render_path
 
 
 class FPFCReport(MethodReport):
@@ -54,7 +53,6 @@ class FPFCReport(MethodReport):
             rows.append((f"ν=aλ={flat:.3g}", row))
         cost = _cost(run, found)
         _draw(run, honest, labels, true)
-        monitor = getattr(strategy.penalty, "monitor", "")
         (at_own_nu,) = clustering_scores(theta_norms, true, (found.nu,))
         return Report(
             cells={
@@ -77,11 +75,7 @@ class FPFCReport(MethodReport):
                     clustering=clustering,
                 ),
                 *_render_search(run, found),
-                *(
-                    render_path(found.path, monitor, strategy.traffic, data.true_clusters)
-                    if found.path is not None
-                    else ()
-                ),
+                *([render_path(found.path, strategy.penalty.monitor)] if found.path else []),
                 _summary(run, at_own_nu.num, at_own_nu.ari),
             ),
             files={

@@ -167,8 +167,7 @@ def client_app(
         if choice is True or (choice == "auto" and total >= LEAST_COHORT):
             run_all, at_once = partial(_driven, run, choice), TOGETHER
         else:
-            passed = partial(_through_mods, mods, message, context, run)
-            run_all, at_once = partial(_one_by_one, passed), 1
+            run_all, at_once = partial(_one_by_one, mods, message, context, run), 1
         instructions = {client: asked[label] for client, label in labels.items()}
         packer = ReplyPacker(len(asked))
         hosted_replies = run_hosted(
@@ -340,23 +339,17 @@ def _alone(work: Callable[..., T], *given: Any) -> T | RawReply:
         return RawReply(error=describe(error))
 
 
-def _one_by_one(run: Run, jobs: Jobs) -> dict[int, RawReply]:
-    """Have clients do their work one after another."""
-    return {client_id: _alone(run, *job) for client_id, job in jobs.items()}
+def _one_by_one(
+    mods: Sequence[Mod], message: Message, context: Context, run: Run, jobs: Jobs
+) -> dict[int, RawReply]:
+    """Have clients do their work through mods, where nothing else can change an upload."""
 
+    def work(client: Any, instruction: ClientInstruction) -> RawReply:
+        client.seals = bool(mods)
+        own = getattr(client, "context", context)
+        return through(mods, message, own, instruction, partial(run, client))
 
-def _through_mods(
-    mods: Sequence[Mod],
-    message: Message,
-    context: Context,
-    run: Run,
-    client: NumPyClient,
-    instruction: ClientInstruction,
-) -> RawReply:
-    """Have a hosted client do its work through mods, where nothing else can change its upload."""
-    client.seals = bool(mods)  # type: ignore[attr-defined]
-    work = partial(run, client)
-    return through(mods, message, getattr(client, "context", context), instruction, work)
+    return {client_id: _alone(work, *job) for client_id, job in jobs.items()}
 
 
 def _driven(run: Run, choice: Choice, jobs: Jobs) -> dict[int, RawReply]:
