@@ -10,7 +10,6 @@ from pydantic import Field
 from rich.text import Text
 
 from fl_admm_strategies import FedGiA
-from fl_admm_strategies.algorithms.fedgia import FedGiADiagnostics
 from fl_admm_strategies.runtime.callbacks import StopRule
 
 from ..data import TabularData
@@ -64,6 +63,10 @@ class FedGiAReport(MethodReport):
                 log=True,
             )
             files["gradient.png"] = "how the gradient vanishes"
+        body = list(super().report(run).body)
+        if rounds is None:
+            advice = "give it more training.num-rounds, or a larger algorithm.t if f grows."
+            body.append(Text(f"FedGiA did not get there: {advice}", style="bold red"))
         (kind,) = strategy.kinds.values()
         return Report(
             cells={kind: {"cr": rounds, "time": run.seconds}},
@@ -77,7 +80,7 @@ class FedGiAReport(MethodReport):
                     else []
                 ),
             ),
-            body=(_summary(found, rounds, bound),),
+            body=body,
             files=files,
             extra={"objective": found.objective, "squared_gradient": found.squared_gradient},
         )
@@ -86,21 +89,6 @@ class FedGiAReport(MethodReport):
 def _own(settings: Settings) -> FedGiAReportSettings:
     assert isinstance(settings.report, FedGiAReportSettings)
     return settings.report
-
-
-def _summary(found: FedGiADiagnostics, rounds: int | None, bound: float) -> Text:
-    """Return two sentences on the outcome, for a reader who has not read the paper."""
-    if rounds is None:
-        return Text.assemble(
-            ("FedGiA did not get there", "bold red"),
-            f": ‖∇f‖² is {found.squared_gradient:.2g}, the run was to end at {bound:.2g}.\n"
-            "Give it more training.num-rounds, or a larger algorithm.t if the objective grows.",
-        )
-    return Text.assemble(
-        (f"FedGiA found the minimum in {rounds} rounds", "bold green"),
-        f": f = {found.objective:.4f} with ‖∇f‖² = {found.squared_gradient:.1g}.\n"
-        "A round is one gradient on every client and one message each way.",
-    )
 
 
 def table_2(data: TabularData) -> float:
