@@ -74,12 +74,6 @@ class Finished:
             self.settings.report.pdf,
         )
 
-    @property
-    def clients(self) -> Mapping[int, Mapping[str, float]]:
-        """What every client reported in the last evaluation."""
-        evaluated: Mapping[int, Mapping[int, Mapping[str, float]]] = self.strategy.evaluate_metrics
-        return evaluated[max(evaluated)]
-
     def mean(self, kind: str) -> str:
         """Return the metric of a kind of model as a sentence has it."""
         metric, title = self.problem.metric, self.strategy.kinds[kind]

@@ -269,9 +269,6 @@ def distance_heat_map(
         image, ax=axes, shrink=0.85, label="distance of two client models, ‖ω$_i$ − ω$_j$‖"
     )
     edges = np.concatenate(([0], np.cumsum(blocks)))
-    if len(blocks) <= 12:
-        axes.hlines(edges[1:-1], 0, m, color=GREY, linewidth=0.7)
-        axes.vlines(edges[1:-1], 0, m, color=GREY, linewidth=0.7)
     for start, size, name in zip(edges[:-1], blocks, names, strict=True):
         if not name.startswith("alone"):
             corner = (float(start), float(start))

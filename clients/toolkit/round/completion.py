@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Never, Protocol, TypeVar
+from typing import Any, ClassVar, Never, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
@@ -39,18 +39,6 @@ Step = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
 LEAST_LIPSCHITZ = 1e-12
 """In place of a Lipschitz constant of 0, which factors of 0 have, and by which nothing divides."""
 _EVALUATED = "evaluated"
-
-
-class FirstUsers(Protocol):
-    """The settings of a message that say how U_i^0 is drawn."""
-
-    @property
-    def factor_seed(self) -> int:
-        """Of its generator."""
-
-    @property
-    def factor_scale(self) -> float:
-        """Its entries are uniform on [0, factor_scale]."""
 
 
 class Residual:
@@ -275,7 +263,7 @@ class CompletionClient(RatingsClient[Asked]):
     # What a method needs in a round
     # ------------------------------------------------------------------------------------------
 
-    def users_at(self, factors: NDArray[Any], asked: FirstUsers, config: Scalars) -> NDArray[Any]:
+    def users_at(self, factors: NDArray[Any], asked: Any, config: Scalars) -> NDArray[Any]:
         """Return U_i, (m_i, r), or U_i^0 beside items' factors of shape (r, n).
 
         Raises
@@ -286,8 +274,8 @@ class CompletionClient(RatingsClient[Asked]):
         held = self.memory.require_known(config)
         return self.first_users(factors, asked) if held is None else held["U"]
 
-    def first_users(self, factors: NDArray[Any], asked: FirstUsers) -> NDArray[Any]:
-        """Draw U_i^0: the same whenever the client is first asked."""
+    def first_users(self, factors: NDArray[Any], asked: Any) -> NDArray[Any]:
+        """Draw U_i^0 as the message says: the same whenever the client is first asked."""
         rng = np.random.default_rng(asked.factor_seed)
         size = (self.train_ratings.num_users, len(factors))
         return rng.uniform(0, asked.factor_scale, size).astype(factors.dtype)

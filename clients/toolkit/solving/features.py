@@ -64,7 +64,8 @@ def frozen_layers_applied(problem: LocalProblem) -> LocalProblem:
             if size > MOST_BYTES:
                 return problem
     if isinstance(loader, Minibatches):
-        made = Minibatches(*map(torch.cat, zip(*made, strict=True)), loader.batch_size)
+        inputs, targets = (torch.cat(values) for values in zip(*made, strict=True))
+        made = Minibatches(inputs, targets, loader.batch_size)
     return replace(problem, model=rest, loader=made, split_batch=batches.split_batch)
 
 
