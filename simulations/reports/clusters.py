@@ -77,31 +77,23 @@ class ClusterCondition:
     verdict: Verdict
 
 
-def clustering_scores(
-    theta_norms: ArrayLike, true_clusters: ArrayLike | None, nus: Sequence[float] = (0.01, 0.1, 0.5)
-) -> list[ClusteringRow]:
-    """Count the clusters at several thresholds and compare them with the true ones.
+def clustering_at(
+    nu: float, theta_norms: ArrayLike, true_clusters: ArrayLike | None
+) -> ClusteringRow:
+    """Count the clusters at a threshold and compare them with the true ones.
 
     Parameters
     ----------
+    nu : float
+        Threshold nu. The result is not always insensitive to it, so report several.
     theta_norms : array_like of shape (m, m)
         Norms ||theta_ij|| of the pairwise differences.
     true_clusters : array_like of int, shape (m,), or None
         True cluster of each client, where it is known.
-    nus : Sequence[float]
-        Thresholds nu. The result is not always insensitive to nu, so report several.
-
-    Returns
-    -------
-    list of ClusteringRow
-        One row per threshold, in the order of ``nus``.
     """
-    rows = []
-    for nu in nus:
-        found = clusters(np.asarray(theta_norms, dtype=np.float64), nu)
-        ari = None if true_clusters is None else rand_index(true_clusters, found)
-        rows.append(ClusteringRow(nu=float(nu), num=len(np.unique(found)), ari=ari))
-    return rows
+    found = clusters(np.asarray(theta_norms, dtype=np.float64), nu)
+    ari = None if true_clusters is None else rand_index(true_clusters, found)
+    return ClusteringRow(nu=float(nu), num=len(np.unique(found)), ari=ari)
 
 
 def communication_cost(num_clients: int, dim: int, active_per_round: Sequence[int]) -> int:

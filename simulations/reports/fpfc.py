@@ -18,7 +18,7 @@ from ..methods.measures import bytes_of_number
 from ..problems import Problem
 from . import plots
 from .base import Finished, MethodReport, Report
-from .clusters import clustering_scores, communication_cost, diagnostics_table, render_path
+from .clusters import clustering_at, communication_cost, diagnostics_table, render_path
 
 
 class FPFCReport(MethodReport):
@@ -44,16 +44,15 @@ class FPFCReport(MethodReport):
         if true is not None and len(true) == len(honest):
             true = true[honest]
         nus = sorted({0.01, 0.1, 0.5, found.nu} if strategy.penalty == "auto" else {0.01, 0.1, 0.5})
-        clustering = clustering_scores(theta_norms, true, nus)
+        clustering = [clustering_at(nu, theta_norms, true) for nu in nus]
         shared = sum(array.size for array in strategy.state.averaged_arrays.values())
         rows = [(f"ν={row.nu:.3g}", row) for row in clustering]
         # Where the penalty is flat: pairs above do not pull on each other.
         if flat := getattr(strategy.penalty_in_use, "flat_from", 0.0):
-            (row,) = clustering_scores(theta_norms, true, (flat,))
-            rows.append((f"ν=aλ={flat:.3g}", row))
+            rows.append((f"ν=aλ={flat:.3g}", clustering_at(flat, theta_norms, true)))
         cost = _cost(run, found)
         _draw(run, honest, labels, true)
-        (at_own_nu,) = clustering_scores(theta_norms, true, (found.nu,))
+        at_own_nu = clustering_at(found.nu, theta_norms, true)
         return Report(
             cells={
                 **{title: {"cost": cost} for title in strategy.kinds.values()},

@@ -68,7 +68,9 @@ def _folder(wanted: Path, settings: Settings, resume: bool) -> Path:
             f"the results folder {wanted} is not empty; give another --out, or --resume to "
             "continue the run in it"
         )
-    if other := [f"{k} {how}" for k, how in changes_in(wanted, settings).items() if _fixed(k)]:
+    changed = changes_in(wanted, settings).items()
+    fixed = ("seed", "algorithm.name", "data.", "model.")
+    if other := [f"{key} {how}" for key, how in changed if key.startswith(fixed)]:
         raise ValueError(
             f"{wanted} is of another run: {'; '.join(other)}. Resume it with the --profile, "
             "--set and --seed that it was started with, or give another --out, or leave "
@@ -100,8 +102,3 @@ def changes_in(folder: Path, settings: Settings) -> dict[str, str]:
     """Return how settings differ from those of the run in a folder; empty where there is none."""
     path = folder / SETTINGS
     return changed_settings(load_settings(str(path)), settings) if path.exists() else {}
-
-
-def _fixed(key: str) -> bool:
-    """Return whether a run cannot go on with another value of a setting."""
-    return key in ("seed", "algorithm.name") or key.startswith(("data.", "model."))

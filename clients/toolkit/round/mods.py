@@ -12,7 +12,7 @@ from copy import copy
 from functools import partial
 
 import numpy as np
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import Mod
 
@@ -120,7 +120,9 @@ def through(
     seen = ClientInstruction(
         {first: shown}, {**config, wire.GROUPS: groups_setting({first: shown})}
     )
-    answer = call(_message(message, pack_instructions({0: seen}, hosted=False)), context)
+    outermost = copy(message)
+    outermost.content = pack_instructions({0: seen}, hosted=False)
+    answer = call(outermost, context)
     if answer.has_error():
         raise ModRefusedError(
             f"A mod refused the message: {answer.error.reason} Of what was received a mod sees "
@@ -141,13 +143,6 @@ def through(
 def _call(mod: Mod, call_next: Callable[[Message, Context], Message], *given: object) -> Message:
     message, context = given
     return mod(message, context, call_next)  # type: ignore[arg-type]
-
-
-def _message(like: Message, content: RecordDict) -> Message:
-    """Return a message with another content."""
-    made = copy(like)
-    made.content = content
-    return made
 
 
 def _floating(arrays: Arrays) -> Arrays:

@@ -8,7 +8,7 @@ import pytest
 from simulations.reports.clusters import (
     ClusteringRow,
     cluster_conditions,
-    clustering_scores,
+    clustering_at,
     communication_cost,
     diagnostics_table,
 )
@@ -26,11 +26,11 @@ def norms(pairs: dict[tuple[int, int], float], m: int, far: float) -> np.ndarray
     return matrix
 
 
-def test_clustering_scores_by_hand():
+def test_clustering_by_hand():
     # Four clients, truth {0,1},{2,3}. ν=0.01: all alone; ν=0.1: {0,1},{2},{3}; ν=0.5: {0,1,2},{3},
     # joined through 1-2 alone (the θ-graph need not be transitive).
     theta = norms({(0, 1): 0.05, (1, 2): 0.3}, 4, far=5.0)
-    rows = clustering_scores(theta, [0, 0, 1, 1])
+    rows = [clustering_at(nu, theta, [0, 0, 1, 1]) for nu in (0.01, 0.1, 0.5)]
     assert [(r.nu, r.num) for r in rows] == [(0.01, 4), (0.1, 3), (0.5, 2)]
     # ARI = (S - E)/((A + B)/2 - E), S = pairs together in both, A and B pairs together in either,
     # E = A B/6; here A = 2 of the 6 pairs.
@@ -40,9 +40,9 @@ def test_clustering_scores_by_hand():
     assert [r.ari for r in rows] == pytest.approx([0, 4 / 7, 0])
 
 
-def test_clustering_scores_without_truth():
-    rows = clustering_scores(np.zeros((3, 3)), None, nus=(0.1,))
-    assert rows == [ClusteringRow(nu=0.1, num=1, ari=None)]
+def test_clustering_without_truth():
+    row = clustering_at(0.1, np.zeros((3, 3)), None)
+    assert row == ClusteringRow(nu=0.1, num=1, ari=None)
 
 
 # --- cost -----------------------------------------------------------------------------------------
