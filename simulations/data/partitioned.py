@@ -145,7 +145,7 @@ def partitioned(
             normal = generator(seed, name, "noise", i).standard_normal(x.shape, np.float32)
             x = x + torch.from_numpy(normal).mul_(partitions.noise_std(sigma, i, clients))
         if partition == "rotation" and truth is not None:
-            x = _turned(x, QUARTERS[groups] * int(truth[i]), name)
+            x = _turned(x, QUARTERS[groups] * int(truth[i]))
         train, held_out, test = zip(
             torch.split(x, list(sizes)), torch.split(y, list(sizes)), strict=True
         )
@@ -156,17 +156,11 @@ def partitioned(
     )
 
 
-def _turned(x: torch.Tensor, quarters: int, name: str) -> torch.Tensor:
+def _turned(x: torch.Tensor, quarters: int) -> torch.Tensor:
     """Return square pictures turned by quarters of a circle.
 
     Their shape is (n, channels, height, width), or (n, pixels), row by row.
     """
-    side = math.isqrt(x.shape[-1])
-    is_flat = x.ndim == 2 and side**2 == x.shape[-1]
-    pictures = x.reshape(len(x), 1, side, side) if is_flat else x
-    if pictures.ndim != 4 or pictures.shape[-1] != pictures.shape[-2]:
-        raise ValueError(
-            f"Inputs of {name} have shape {tuple(x.shape[1:])}, expected square pictures. Use "
-            "'rotation' with 'mnist' or another set of images."
-        )
+    side = math.isqrt(x.shape[1])
+    pictures = x.reshape(-1, side, side) if x.ndim == 2 else x
     return torch.rot90(pictures, quarters, (-2, -1)).reshape(x.shape)

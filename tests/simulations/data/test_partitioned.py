@@ -394,9 +394,3 @@ def test_rotation_turns_the_pictures_of_a_group(shape: tuple[int, ...]) -> None:
             assert y.tolist() == labels[which].tolist()
             seen += which.tolist()
         assert sorted(seen) == list(range(40))
-
-
-def test_rotation_refuses_what_is_no_square() -> None:
-    pool = sources.Pool(np.arange(40) % 10, 10, lambda index: torch.zeros(len(index), 7))
-    with refused(ValueError, "x", "(7,)"):
-        partitioned(lambda seed, root: pool, "x", 0, ROOT, partition="rotation", clients=4)
