@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_admm_strategies import __version__
 
@@ -133,31 +133,15 @@ class Gradients:
         return found
 
 
-@cache
-def _watched(kind: type[nn.Module]) -> type[nn.Module]:
-    """Derive from a loss function, which clients that train in one stack must know by its class."""
-
-    class Watched(kind):  # type: ignore[misc, valid-type]
-        _gradients: Gradients
-
-        def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002
-            loss: Tensor = super().forward(input, target)
-            self._gradients.watch(loss, len(target))
-            return loss
-
-    return Watched
-
-
 def count_gradients(problem: Problem) -> Gradients | None:
     """Have the clients of a problem count their gradients; None where no loss is differentiated."""
     if not isinstance(problem, TorchProblem):
         return None
-    kind: Any = type(problem.loss_fn)
-    loss: Any = _watched(kind)()
-    loss._gradients = gradients = Gradients(
-        [len(client.train[1]) for client in problem.data.clients]
+    gradients = Gradients([len(client.train[1]) for client in problem.data.clients])
+    # A stack of clients takes a copy of the loss, which has the hook as well.
+    problem.loss_fn.register_forward_hook(
+        lambda module, given, loss: gradients.watch(loss, len(given[1]))
     )
-    problem.loss_fn = loss
     return gradients
 
 
