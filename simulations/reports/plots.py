@@ -342,14 +342,7 @@ def embedding(
     frame = frame.sort_values(colour, key=lambda names: names.map(colours) != _OTHER_COLOUR)
     edges = {"edgecolor": "black", "linewidth": 0.6}
     sns.scatterplot(frame, x=x, y=y, s=70 if large else 20, ax=axes, **edges, **looks)
-    legend: Any = axes.get_legend()
-    figure.legend(
-        *axes.get_legend_handles_labels(),
-        title=legend.get_title().get_text(),
-        loc="outside right center",
-        frameon=False,
-    )
-    legend.remove()
+    sns.move_legend(axes, "center left", bbox_to_anchor=(1, 0.5), frameon=False)
     axes.margins(0.08)
     # One scale for both axes: a distance means the same in every direction.
     axes.set_aspect("equal", adjustable="datalim")

@@ -228,7 +228,7 @@ def test_embedding_colours_by_found_and_marks_by_true(tmp_path, monkeypatch):
     grey, third = (0xBD, 0xBD, 0xBD), (0x00, 0x9E, 0x73)
     (corners,) = [corners for colour, corners in counts if colour == third]
     assert counts[grey, corners] == 1
-    names = [text.get_text().strip() for text in figures[0].legends[0].get_texts()]
+    names = [text.get_text().strip() for text in figures[0].axes[0].get_legend().get_texts()]
     assert names == [
         "Colour: found cluster",
         "cluster 1 (6 clients)",
@@ -282,7 +282,9 @@ def test_a_hundred_clients_alone(tmp_path, monkeypatch):
     heat, plane = figures
     assert [label.get_text() for label in heat.axes[0].get_yticklabels()] == ["alone (100)"]
     assert "Framed" not in heat.axes[0].get_title(loc="left")  # nothing is
-    assert "100 clients, each alone" in [text.get_text() for text in plane.legends[0].get_texts()]
+    assert "100 clients, each alone" in [
+        text.get_text() for text in plane.axes[0].get_legend().get_texts()
+    ]
 
 
 @pytest.mark.slow
@@ -290,7 +292,7 @@ def test_more_clusters_than_colours(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     omega, groups = clustered([3] * 9 + [1] * 4)
     embedding(omega, groups, None, picture=Picture(tmp_path / "e.png", "Map"))
-    names = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    names = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
     # Seven colours; what is left is two clusters of 3 and four of 1.
     assert names[:7] == [f"cluster {k} (3 clients)" for k in range(1, 8)]
     assert names[7:] == ["6 others (10 clients)"]
