@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..settings.wording import unknown
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -34,15 +36,24 @@ class RunConfig:
 
 
 def read_run_config(raw: Mapping[str, Any]) -> RunConfig:
-    """Read a Flower run configuration, whose keys Flower has checked.
+    """Read a Flower run configuration; its values are text and numbers only.
 
     ``set`` holds changes as ``"section.key=value"``, separated by semicolons; an empty text and the
     seed -1 stand for "not given".
+
+    Raises
+    ------
+    ValueError
+        If a key is unknown.
     """
+    known = ["data-root", "experiment", "out", "profile", "resume", "seed", "set"]
+    for key in raw:
+        if key not in known:
+            raise unknown("key of the run configuration", key, known)
     seed = raw.get("seed", -1)
     changes = (change.strip() for change in str(raw.get("set", "")).split(";"))
     return RunConfig(
-        experiment=str(raw["experiment"]),
+        experiment=str(raw.get("experiment", "")),
         profile=str(raw.get("profile", "")),
         changes=tuple(change for change in changes if change),
         seed=None if seed == -1 else seed,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from simulations.experiments.run_config import RunConfig, read_run_config
+from tests.support.refusals import refused
 
 
 def test_every_key_of_the_run_configuration_is_read() -> None:
@@ -41,3 +42,8 @@ def test_paths_are_expanded_and_empty_changes_dropped(monkeypatch: pytest.Monkey
     config = read_run_config({"experiment": "x", "out": "~/results", "set": " a.b=1 ; ;c.d=2;"})
     assert config.out == Path("/home/somebody/results")
     assert config.changes == ("a.b=1", "c.d=2")
+
+
+def test_an_unknown_key_is_refused() -> None:
+    with refused(ValueError, "sed", "set"):
+        read_run_config({"experiment": "x", "sed": 1})
