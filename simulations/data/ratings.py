@@ -1,13 +1,12 @@
-"""Ratings dealt to clients: MovieLens, Netflix, and a synthetic matrix of low rank."""
+"""Ratings dealt to clients: MovieLens, and a synthetic matrix of low rank."""
 
 from __future__ import annotations
 
-import mmap
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +15,12 @@ from clients.toolkit.data.ratings import Ratings
 from fl_admm_strategies.maths.checks import Count, Fraction, NotNegative
 
 from .federated import generator
-from .files import missing_file, reading
+from .files import reading
 
 SCALE = (1.0, 5.0)  # stars
 
-# User ids, item ids and stars, each of shape (k,): one entry per rating. Files come in several, of
-# int32 and float32 (stars and their halves are exact in it): Netflix takes 1.2 GB so.
-Block: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+Table: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+"""User ids, item ids and stars, each of shape (k,): one entry per rating."""
 
 TEXT_BLOCK = 2**24  # bytes of a file that are read at once
 
@@ -41,13 +39,6 @@ MOVIELENS = {
     "ml-1m": MovieLens("ml-1m/ratings.dat", "::", 1_000_209),
     "ml-10m": MovieLens("ml-10M100K/ratings.dat", "::", 10_000_054, halves=True),
 }
-
-NETFLIX_RATINGS = 100_480_507
-NETFLIX_SOURCE = (
-    "combined_data_1.txt to combined_data_4.txt of "
-    "https://www.kaggle.com/datasets/netflix-inc/netflix-prize-data, or the folder training_set "
-    "of the original archive"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +89,7 @@ class RatingsData:
 def deal(
     name: str,
     seed: int,
-    blocks: Iterable[Block],
+    table: Table,
     clients: int,
     test_fraction: float,
     rating_transform: Literal["none", "zscore"],
@@ -107,8 +98,7 @@ def deal(
 
     Users are dealt at random and evenly (m_i differ by one at most), users and items are numbered
     anew and none is left out, and each client splits its own ratings
-    (docs/methods/fedmc-admm-notes.md, P8). What is not dealt yet and what is take the memory of the
-    ratings once, not twice.
+    (docs/methods/fedmc-admm-notes.md, P8).
 
     Parameters
     ----------
@@ -116,8 +106,8 @@ def deal(
         Registry name.
     seed : int
         Decides who gets which users, and the splits.
-    blocks : iterable of tuple of ndarray
-        User ids, item ids and stars, in any number of blocks.
+    table : tuple of ndarray
+        User ids, item ids and stars.
     clients : int
         Number of clients p.
     test_fraction : float
@@ -131,8 +121,8 @@ def deal(
     ValueError
         If there are more clients than users, or ratings cannot be split or standardised.
     """
-    waiting = list(blocks)
-    user_ids, item_ids = (_distinct([block[column] for block in waiting]) for column in (0, 1))
+    user_ids, users = np.unique(table[0], return_inverse=True)
+    item_ids, items = np.unique(table[1], return_inverse=True)
     if not 1 <= clients <= len(user_ids):
         raise ValueError(
             f"clients is {clients}, expected 1 to {len(user_ids)}, the number of users of {name}."
@@ -141,31 +131,13 @@ def deal(
     owner, row = np.empty((2, len(user_ids)), dtype=np.int32)
     for i, group in enumerate(groups):
         owner[group], row[group] = i, np.arange(len(group))
-    counts = np.zeros(clients, np.int64)
-    for users, _, _ in waiting:
-        counts += np.bincount(owner[np.searchsorted(user_ids, users)], minlength=clients)
-    dtype = np.result_type(*(stars for _, _, stars in waiting))
-    dealt: list[Block] = [
-        (_mapped(k, np.int32), _mapped(k, np.int32), _mapped(k, dtype)) for k in counts.tolist()
-    ]
-    filled = np.zeros(clients, np.int64)
-    waiting.reverse()
-    while waiting:  # a block goes when it is dealt
-        users, items, stars = waiting.pop()
-        users, items = np.searchsorted(user_ids, users), np.searchsorted(item_ids, items)
-        by_client = np.argsort(owner[users], kind="stable")
-        cuts = np.cumsum(np.bincount(owner[users], minlength=clients))[:-1]
-        for i, k in enumerate(np.split(by_client, cuts)):
-            place = slice(filled[i], filled[i] + len(k))
-            for column, entries in zip(dealt[i], (row[users[k]], items[k], stars[k]), strict=True):
-                column[place] = entries
-            filled[i] += len(k)
+    by_client = np.argsort(owner[users], kind="stable")
+    cuts = np.cumsum(np.bincount(owner[users], minlength=clients))[:-1]
 
     parts = []
-    dealt.reverse()
-    for i, group in enumerate(groups):
+    for i, (group, k) in enumerate(zip(groups, np.split(by_client, cuts), strict=True)):
         try:
-            rated = Ratings(*dealt.pop(), len(group), len(item_ids))
+            rated = Ratings(row[users[k]], items[k], table[2][k], len(group), len(item_ids))
             parts.append(rated.split(test_fraction, generator(seed, "ratings", "split", i)))
         except ValueError as error:
             raise ValueError(f"{name}, client {i} of {clients}: {error}") from None
@@ -174,9 +146,7 @@ def deal(
     if rating_transform == "zscore":
         training = np.concatenate([train.values for train, _ in parts])
         mean = float(training.mean())
-        training -= mean  # as numpy.std, to the same bits, in place
-        std = float(np.sqrt(np.multiply(training, training, out=training).mean()))
-        del training
+        std = float(training.std())
         if std == 0:
             raise ValueError(
                 f"All training ratings of {name} are {mean}, which cannot be standardised. Use "
@@ -193,12 +163,6 @@ def deal(
         mean,
         std,
     )
-
-
-def _distinct(columns: list[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
-    """Return the ids in the columns of all blocks, sorted."""
-    each = [np.unique(column).astype(np.int64) for column in columns]
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *each]))
 
 
 def _checked_text(path: Path, pattern: str, expected: str) -> Iterator[bytes]:
@@ -218,27 +182,13 @@ def _checked_text(path: Path, pattern: str, expected: str) -> Iterator[bytes]:
             yield text
 
 
-def _numbers(block: bytes, separators: str, columns: int) -> npt.NDArray[Any]:
-    """Return the numbers of checked lines, shape (k, columns)."""
-    table = bytes.maketrans(separators.encode(), b" " * len(separators))
-    dtype = np.float64 if b"." in block else np.int64
-    return np.fromstring(block.translate(table), dtype, sep=" ").reshape(-1, columns)
+def _numbers(text: bytes, separator: str) -> npt.NDArray[np.float64]:
+    """Return the first three of the four numbers of checked lines, shape (k, 3)."""
+    spaced = text.replace(separator.encode(), b" ")
+    return np.fromstring(spaced, np.float64, sep=" ").reshape(-1, 4)[:, :3]
 
 
-def _block(users: Any, items: Any, stars: Any) -> Block:
-    block = tuple(_mapped(len(users), dtype) for dtype in (np.int32, np.int32, np.float32))
-    for column, entries in zip(block, (users, items, stars), strict=True):
-        column[:] = entries
-    return cast(Block, block)
-
-
-def _mapped(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return an array whose memory goes back to the system with it; that of a heap may not."""
-    size = max(1, count * np.dtype(dtype).itemsize)
-    return np.frombuffer(mmap.mmap(-1, size), dtype, count)
-
-
-def read_movielens(path: Path, kind: MovieLens, source: str) -> list[Block]:
+def read_movielens(path: Path, kind: MovieLens, source: str) -> Table:
     """Read a file of lines ``user, item, rating, timestamp``; the timestamp is not kept.
 
     Parameters
@@ -253,7 +203,7 @@ def read_movielens(path: Path, kind: MovieLens, source: str) -> list[Block]:
 
     Returns
     -------
-    list of tuple of ndarray
+    tuple of ndarray
         The ids of the file, and 1 to 5 stars, or 0.5 to 5.
 
     Raises
@@ -263,70 +213,18 @@ def read_movielens(path: Path, kind: MovieLens, source: str) -> list[Block]:
     ValueError
         If a line is damaged, or some are missing.
     """
-    stars = r"(?:[1-5](?:\.0)?|[0-4]\.5)" if kind.halves else "[1-5]"
-    line = kind.separator.join([r"\d{1,9}", r"\d{1,9}", stars, r"\d{1,18}"])
+    rating = r"(?:[1-5](?:\.0)?|[0-4]\.5)" if kind.halves else "[1-5]"
+    line = kind.separator.join([r"\d{1,9}", r"\d{1,9}", rating, r"\d{1,18}"])
     words = kind.separator.join(["user", "item", "rating", "timestamp"])
     expected = f"'{words}' with a rating from {'0.5' if kind.halves else '1'} to 5"
     with reading(path, source):
-        blocks = [
-            _block(*_numbers(text, kind.separator[0], 4)[:, :3].T)
-            for text in _checked_text(path, line, expected)
-        ]
-        if (found := sum(len(stars) for _, _, stars in blocks)) != kind.ratings:
-            raise ValueError(f"expected {kind.ratings} ratings, found {found}")
-    return blocks
-
-
-def read_netflix(folder: Path) -> Iterator[Block]:
-    """Yield the ratings of the Netflix prize's training set.
-
-    They are in the four files of Kaggle, or in the original ones, one for each movie. Both have a
-    line ``movie:`` and then one ``user,rating,date`` for each of its ratings; the date is not kept,
-    and neither the probe nor the qualifying set is read.
-
-    Parameters
-    ----------
-    folder : Path
-        Where ``combined_data_1.txt`` to ``combined_data_4.txt`` are, or ``training_set`` with
-        ``mv_0000001.txt`` and so on.
-
-    Yields
-    ------
-    tuple of ndarray
-        The ids of the files, and 1 to 5 stars, of some lines.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there are neither.
-    ValueError
-        If a line is damaged, or some are missing or too many.
-    """
-    paths = sorted(folder.glob("combined_data_*.txt"))
-    paths = paths or sorted((folder / "training_set").glob("mv_*.txt"))
-    if not paths:
-        raise missing_file(folder / "combined_data_1.txt", NETFLIX_SOURCE)
-    line, expected = r"(?:\d{1,7}:|\d{1,9},[1-5],\d{4}-\d\d-\d\d)", "'movie:' or 'user,rating,date'"
-    count = 0
-    for path in paths:
-        with reading(path, NETFLIX_SOURCE):
-            movie = None
-            for text in _checked_text(path, line, expected):
-                # A movie is a line of five numbers as well, with 0 stars.
-                rows = _numbers(re.sub(rb"(?m)^(\d+):", rb"\1,0,0-0-0", text), ",-", 5)
-                is_movie = rows[:, 1] == 0
-                if movie is None and not is_movie[0]:
-                    raise ValueError("line 1: expected 'movie:' before the first rating")
-                last = np.maximum.accumulate(np.where(is_movie, np.arange(len(rows)), -1))
-                movies = np.where(last < 0, movie or 0, rows[last, 0])
-                movie = int(movies[-1])
-                yield _block(rows[~is_movie, 0], movies[~is_movie], rows[~is_movie, 1])
-                count += int((~is_movie).sum())
-    with reading(folder, NETFLIX_SOURCE):
-        if count != NETFLIX_RATINGS:
-            raise ValueError(
-                f"expected {NETFLIX_RATINGS} ratings in {len(paths)} files, found {count}"
-            )
+        texts = _checked_text(path, line, expected)
+        parts = [_numbers(text, kind.separator) for text in texts]
+        rows = np.concatenate([np.zeros((0, 3)), *parts])
+        if len(rows) != kind.ratings:
+            raise ValueError(f"expected {kind.ratings} ratings, found {len(rows)}")
+    users, items, stars = rows.T
+    return users.astype(np.int64), items.astype(np.int64), stars
 
 
 def published_ratings(
@@ -338,18 +236,16 @@ def published_ratings(
     test_fraction: float = 0.2,
     rating_transform: Literal["none", "zscore"] = "none",
 ) -> RatingsData:
-    """Deal MovieLens 100K, 1M or 10M, or the Netflix prize's training set, to clients.
+    """Deal MovieLens 100K, 1M or 10M to clients.
 
     None of them may be passed on, so nothing is downloaded: fetch the archive and unpack it in the
     data root. 10M has half stars. Of 1M every rating is kept: the table of FedMC-ADMM's paper has
     fewer (999,714 of 3,449 items), by a filter that it does not name
-    (docs/methods/fedmc-admm-notes.md, P8). Netflix has 480,189 users and 17,770 movies; its
-    100,480,507 ratings take 1.6 GB when they are dealt, and reading and dealing them takes no more
-    than that and some blocks.
+    (docs/methods/fedmc-admm-notes.md, P8).
 
     Parameters
     ----------
-    name : {'ml-100k', 'ml-1m', 'ml-10m', 'netflix'}
+    name : {'ml-100k', 'ml-1m', 'ml-10m'}
         Registry name. The files are in the folder that the archive has, ``ml-10M100K`` for 10M.
     seed : int
         Decides who gets which users, and the splits.
@@ -367,13 +263,9 @@ def published_ratings(
     FileNotFoundError, ValueError
         If a file is missing or damaged, or an option does not fit the data.
     """
-    blocks: Iterable[Block]
-    if name == "netflix":
-        blocks = read_netflix(root / "netflix")
-    else:
-        kind, source = MOVIELENS[name], f"{name}.zip: https://grouplens.org/datasets/movielens/"
-        blocks = read_movielens(root / kind.file, kind, source)
-    return deal(name, seed, blocks, clients, test_fraction, rating_transform)
+    kind, source = MOVIELENS[name], f"{name}.zip: https://grouplens.org/datasets/movielens/"
+    table = read_movielens(root / kind.file, kind, source)
+    return deal(name, seed, table, clients, test_fraction, rating_transform)
 
 
 def synthetic_ratings(
@@ -432,4 +324,4 @@ def synthetic_ratings(
     values = np.einsum("kr,rk->k", mixture[user], kinds[:, item])
     values += noise * draw.standard_normal(len(user))
     table = user, item, np.clip(values, *SCALE)
-    return deal("synthetic-ratings", seed, [table], clients, test_fraction, rating_transform)
+    return deal("synthetic-ratings", seed, table, clients, test_fraction, rating_transform)

@@ -24,7 +24,7 @@ from .images import images_swap
 from .partitioned import partitioned
 from .ratings import MOVIELENS, RatingsData, published_ratings, synthetic_ratings
 from .synthetic import SCENARIOS, synthetic
-from .tabular import TabularData, qsar, santander, synthetic_v1
+from .tabular import TabularData, qsar, synthetic_v1
 
 Data: TypeAlias = FederatedData | RatingsData | TabularData
 Loader = Callable[..., Data]
@@ -44,11 +44,10 @@ DATASETS: dict[str, Loader] = {
     "cifar10": partial(partitioned, sources.cifar10, "cifar10"),
     "medical-mnist": partial(partitioned, sources.medical_mnist, "medical-mnist"),
     "uci-har": uci_har,
-    **{name: partial(published_ratings, name) for name in (*MOVIELENS, "netflix")},
+    **{name: partial(published_ratings, name) for name in MOVIELENS},
     "synthetic-ratings": synthetic_ratings,
     "synthetic-v1": synthetic_v1,
     "qsar": qsar,
-    "santander": santander,
 }
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fl_admm_strategies.maths.checks import NotNegative
 
 from .federated import generator
-from .files import read_table, reading
+from .files import reading
 
 V1_FEATURES, V1_DISTRIBUTIONS = 100, 3
 QSAR_SHAPE = (8992, 1024)
@@ -21,8 +21,6 @@ QSAR_SOURCE = (
     "QSAR oral toxicity: X, 8992 x 1024, 0 or 1, as toxicity.mat and y, 8992 x 1, -1 or 1, as "
     "toxicityclass.mat; scipy.io.savemat makes them of the table at https://archive.ics.uci.edu/dataset/508/qsar+oral+toxicity"
 )
-SANTANDER_SHAPE = (200_000, 200)
-SANTANDER_SOURCE = "train.csv of https://www.kaggle.com/competitions/santander-customer-transaction-prediction/data"
 
 Array = npt.NDArray[np.float64]
 RegScaling = Literal["per_sample", "full"]
@@ -203,65 +201,11 @@ def qsar(
     x = _read_mat(folder / "toxicity.mat", "X", QSAR_SHAPE, (0, 1))
     y = _read_mat(folder / "toxicityclass.mat", "y", (QSAR_SHAPE[0], 1), (-1, 1))
 
+    draw = generator(seed, "qsar")
+    sizes = random_sizes(len(x), clients, draw)
+    order = draw.permutation(len(x))
+    norms = np.linalg.norm(x, axis=0)
+    a = x / np.where(norms > 0, norms, 1)
     b = (y[:, 0] > 0).astype(np.float64)
-    return _deal_logistic("qsar", seed, x.astype(np.float64), b, clients, mu, reg_scaling)
-
-
-def santander(
-    seed: int,
-    root: Path,
-    *,
-    clients: int = 64,
-    mu: NotNegative = 0.001,
-    reg_scaling: RegScaling = "per_sample",
-) -> TabularData:
-    """Deal Santander's transactions ('sct' in Example V.2) to clients, for logistic regression.
-
-    200,000 customers with 200 numbers each, b = 1 for those who made a transaction. Columns are
-    normalised and samples dealt as in `qsar`. Kaggle asks for an account, so nothing is downloaded.
-
-    Parameters
-    ----------
-    seed : int
-        Decides who gets which samples.
-    root : Path
-        Data root; ``train.csv`` lies in its folder ``santander``.
-    clients : int
-        Number of clients m.
-    mu : float
-        Weight of the regulariser, 0 or more.
-    reg_scaling : {'per_sample', 'full'}
-        As in `qsar`.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        If the file is missing or damaged, `mu` is out of range, or there are more clients than
-        samples.
-    """
-    path, (rows, columns) = root / "santander" / "train.csv", SANTANDER_SHAPE
-    with reading(path, SANTANDER_SOURCE), path.open(encoding="utf-8", errors="replace") as lines:
-        header = lines.readline().strip().split(",")
-        if header[:3] != ["ID_code", "target", "var_0"]:
-            raise ValueError(f"begins with {header[:3]}, expected ID_code, target and var_0")
-    options = {"delimiter": ",", "skiprows": 1, "usecols": range(1, len(header))}
-    table = read_table(path, SANTANDER_SOURCE, (rows, 1 + columns), **options)
-    with reading(path, SANTANDER_SOURCE):
-        if len(wrong := np.flatnonzero(~np.isin(table[:, 0], (0, 1)))):
-            place, found = wrong[0] + 2, table[wrong[0], 0]
-            raise ValueError(f"line {place}: the target is {found:g}, expected 0 or 1")
-    a, b = table[:, 1:], table[:, 0].copy()
-    return _deal_logistic("santander", seed, a, b, clients, mu, reg_scaling)
-
-
-def _deal_logistic(
-    name: str, seed: int, a: Array, b: Array, clients: int, mu: float, reg_scaling: RegScaling
-) -> TabularData:
-    """Divide the columns by their norms, in place, and deal the samples of Example V.2."""
-    draw = generator(seed, name)
-    sizes = random_sizes(len(a), clients, draw)
-    order = draw.permutation(len(a))
-    norms = np.linalg.norm(a, axis=0)
-    a /= np.where(norms > 0, norms, 1)
     dealt = _deal(a[order], b[order], sizes)
-    return TabularData(name, dealt, "logistic", a.shape[1], mu, reg_scaling)
+    return TabularData("qsar", dealt, "logistic", a.shape[1], mu, reg_scaling)

@@ -35,10 +35,9 @@ def made_up(users: int = 23, items: int = 17, k: int = 200) -> list[Rating]:
     return [(7 * (c // items) + 3, 100 - c % items, float(s)) for c, s in pairs]
 
 
-def blocks(ratings: list[Rating], size: int = 37) -> list[module.Block]:
+def table_of(ratings: list[Rating]) -> module.Table:
     users, items, stars = (np.array(column) for column in zip(*ratings, strict=True))
-    places = (slice(start, start + size) for start in range(0, len(ratings), size))
-    return [(users[place], items[place], stars[place]) for place in places]
+    return users, items, stars
 
 
 def users_of(data: RatingsData) -> int:
@@ -63,21 +62,14 @@ def dealt(data: RatingsData, part: str) -> list[Rating]:
 @pytest.mark.parametrize("transform", ["none", "zscore"])
 def test_every_rating_is_with_one_client_once_and_in_its_place(transform: str) -> None:
     ratings = made_up()
-    data = deal("made-up", 1, blocks(ratings), 5, 0.2, transform)
+    data = deal("made-up", 1, table_of(ratings), 5, 0.2, transform)
     assert sorted(dealt(data, "train") + dealt(data, "test")) == sorted(ratings)
     assert (users_of(data), data.num_items) == (23, 17)
     assert data.item_ids.tolist() == list(range(84, 101))
 
 
-def test_the_blocks_of_a_file_make_no_difference() -> None:
-    for size in (1, 200):
-        one, other = (deal("made-up", 1, blocks(made_up(), k), 5, 0.2, "none") for k in (37, size))
-        for part in ("train", "test"):
-            assert dealt(one, part) == dealt(other, part)
-
-
 def test_users_are_dealt_evenly_and_at_random_each_to_one_client() -> None:
-    table = blocks(made_up())
+    table = table_of(made_up())
     data, other = (deal("made-up", seed, table, 5, 0.2, "none") for seed in (1, 2))
     ids = [client.user_ids for client in data.clients]
     assert sorted(map(len, ids)) == [4, 4, 5, 5, 5]  # 23 = 5 * 4 + 3
@@ -90,13 +82,13 @@ def test_users_are_dealt_evenly_and_at_random_each_to_one_client() -> None:
 
 
 def test_each_client_holds_a_fifth_of_its_own_ratings_out() -> None:
-    for client in deal("made-up", 1, blocks(made_up()), 5, 0.2, "none").clients:
+    for client in deal("made-up", 1, table_of(made_up()), 5, 0.2, "none").clients:
         k = len(client.train) + len(client.test)
         assert len(client.test) == round(k / 5)
 
 
 def test_zscore_uses_the_training_ratings_of_all_clients_only() -> None:
-    table = blocks(made_up())
+    table = table_of(made_up())
     raw = deal("made-up", 1, table, 5, 0.2, "none")
     z = deal("made-up", 1, table, 5, 0.2, "zscore")
     assert (raw.mean, raw.std) == (0, 1)
@@ -121,7 +113,7 @@ def test_what_cannot_be_dealt_is_refused(
     table: Any, clients: int, test_fraction: float, named: list[Any]
 ) -> None:
     with refused(ValueError, *named):
-        deal("made-up", 0, blocks(table or made_up()), clients, test_fraction, "zscore")
+        deal("made-up", 0, table_of(table or made_up()), clients, test_fraction, "zscore")
 
 
 @pytest.fixture(params=["ml-100k", "ml-1m", "ml-10m"])
@@ -208,93 +200,6 @@ def test_half_stars_are_read_where_the_set_has_them(
     assert found == [(i % 2, i, float(s)) for i, s in enumerate(stars)]
 
 
-# --- Netflix ------------------------------------------------------------------------------------
-
-
-def netflix_text(movies: list[int]) -> str:
-    """Return movies of the made-up ratings as they are published."""
-    text = ""
-    for movie in movies:
-        some = [(u, int(s)) for u, i, s in made_up() if i == movie]
-        text += f"{movie}:\n" + "".join(f"{u},{s},2005-09-06\n" for u, s in some)
-    return text
-
-
-@pytest.fixture(params=["combined", "training_set"])
-def netflix(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    """Return the folder of a made-up set: four files of all movies, or one for each."""
-    monkeypatch.setattr(module, "NETFLIX_RATINGS", 200)
-    monkeypatch.setattr(module, "TEXT_BLOCK", 300)  # some 15 lines
-    folder = tmp_path / "netflix"
-    folder.mkdir()
-    movies = sorted({item for _, item, _ in made_up()})
-    if request.param == "combined":
-        for i, some in enumerate(np.array_split(movies, 4)):
-            (folder / f"combined_data_{i + 1}.txt").write_text(netflix_text(some.tolist()))
-    else:
-        (folder / "training_set").mkdir()
-        for movie in movies:
-            path = folder / "training_set" / f"mv_{movie:07}.txt"
-            path.write_text(netflix_text([movie]))
-    _load.cache_clear()
-    return folder
-
-
-def last_file(folder: Path) -> Path:
-    return sorted(folder.rglob("*.txt"))[-1]
-
-
-def test_netflix_is_read_in_both_its_forms(netflix: Path) -> None:
-    data = load("netflix", 0, netflix.parent, clients=5)
-    assert isinstance(data, RatingsData)
-    assert sorted(dealt(data, "train") + dealt(data, "test")) == sorted(made_up())
-    assert (users_of(data), data.num_items) == (23, 17)
-    path = last_file(netflix)
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    _load.cache_clear()
-    again = load("netflix", 0, netflix.parent, clients=5)
-    assert dealt(again, "test") == dealt(data, "test")
-
-
-NETFLIX_DAMAGES: dict[str, Callable[[list[str]], list[str]]] = {
-    "out of range": lambda lines: [*lines[:4], "7,6,2005-09-06", *lines[5:]],
-    "no date": lambda lines: [*lines[:4], "7,3", *lines[5:]],
-    "no movie": lambda lines: lines[1:],
-}
-
-
-@pytest.mark.parametrize("damage", NETFLIX_DAMAGES.values(), ids=NETFLIX_DAMAGES)
-def test_a_damaged_file_of_netflix_is_named(
-    netflix: Path, damage: Callable[[list[str]], list[str]]
-) -> None:
-    path = last_file(netflix)
-    path.write_text("\n".join(damage(path.read_text().splitlines())))
-    with refused(ValueError, path, "kaggle"):
-        load("netflix", 0, netflix.parent, clients=5)
-
-
-@pytest.mark.parametrize("movies", [1, 2])
-def test_what_is_twice_there_in_netflix_is_refused(netflix: Path, movies: int) -> None:
-    path = last_file(netflix)
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines, lines[-1]] if movies == 1 else lines * movies))
-    with refused(ValueError, netflix, 200):
-        load("netflix", 0, netflix.parent, clients=5)
-
-
-def test_netflix_is_all_there(netflix: Path) -> None:
-    path = last_file(netflix)
-    path.write_text(path.read_text().rsplit("\n", 2)[0])
-    with refused(ValueError, netflix, 200, 199):
-        load("netflix", 0, netflix.parent, clients=5)
-    for file in netflix.rglob("*.txt"):
-        file.unlink()
-    with refused(FileNotFoundError, "combined_data_1.txt", "kaggle"):
-        load("netflix", 0, netflix.parent, clients=5)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ratings", "users", "items", "sizes"),
@@ -336,7 +241,7 @@ def test_synthetic_ratings_are_as_dense_and_noisy_as_asked() -> None:
     assert len(ratings) == pytest.approx(20_000, abs=4 * 122)
     # Of rank 1, one kind of people: all ratings of an item differ by the noise only. Items away
     # from the ends of the scale, where nothing is cut; relative deviation of a variance sqrt(2/n).
-    ((_, items, stars),) = blocks(ratings, len(ratings))
+    _, items, stars = table_of(ratings)
     mean = np.bincount(items, stars) / np.bincount(items)
     inner = (mean[items] > 2) & (mean[items] < 4)
     n = inner.sum() - len(np.unique(items[inner]))
