@@ -93,7 +93,8 @@ class Report:
         # Tests need every seed of every method that they are about.
         self.tested = complete if len(complete) > 1 and len(self.seeds) > 1 else []
         seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
-        self.title = f"{len(comparison.methods)} methods on {run['data']}, {seeds}"
+        number = len(comparison.methods)
+        self.title = f"{number} method{'s' * (number > 1)} on {run['data']}, {seeds}"
 
     def scores(self, outcome: Outcome, name: str = "mean") -> list[float]:
         """Return a number of the headline by seed, as it is shown."""
