@@ -201,7 +201,7 @@ class Search:
             "result": np.array([getattr(self, name) for name in _RESULT]),
             "unplaced": np.array(sorted(self.unplaced), np.uint64),
             "moved": np.array(sorted(self.moved), np.uint64),
-            "center": self.center,
+            "center": self.center.astype(self.block.dtype),
             "table": self.table,
             **{f"models.{k}": models for k, models in enumerate(self.candidates.models)},
         }

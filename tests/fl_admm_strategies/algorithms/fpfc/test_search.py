@@ -619,6 +619,17 @@ def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_pat
     assert_array_equal(found.losses, expected.losses)
 
 
+def test_interrupted_before_the_search_has_anything_it_resumes_to_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    expected, *parts = (auto(consensus_rounds=3) for _ in range(3))
+    run(expected, 2)
+    for rounds, strategy in enumerate(parts, start=1):
+        grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
+        run(strategy, rounds, grid, checkpoint_dir=tmp_path / "saved", resume=rounds > 1)
+    assert_same_bits(parts[-1].state_dict(), expected.state_dict())
+
+
 def test_a_saved_search_of_another_run_is_refused() -> None:
     state = plain()[0].state_dict()
     for damaged in (
