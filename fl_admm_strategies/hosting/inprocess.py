@@ -19,10 +19,11 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from io import BytesIO
 from logging import ERROR
 from typing import NamedTuple, Self, TypeAlias, TypeVar, cast
 
-from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfigValue
 from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid, ServerApp
@@ -96,7 +97,7 @@ class InProcessGrid(Grid):
 
     Notes
     -----
-    *Clients.* A client gets a copy of its message and of its context, so nothing it
+    *Clients.* A client gets a pickled copy of its message and of its context, so nothing it
     changes reaches the server or another client. Its context is taken over only when it has
     returned a reply: a client that raises, dies or overruns the timeout leaves no trace in its
     state. Whatever it raises becomes a reply with ``Error(code=2, reason="<type>: <message>")``,
@@ -380,9 +381,7 @@ class InProcessGrid(Grid):
                 _, task = self._waiting.popitem(last=False)
                 context = self._contexts[task.message.metadata.dst_node_id]
                 with interruptible():
-                    outcome = _run(
-                        self._client_app, (task.message, context), copy.deepcopy, copy.deepcopy
-                    )
+                    outcome = _run(self._client_app, (task.message, context), _copied, _copied)
                 self._finish(task, outcome)
         self._changed.notify_all()  # another thread's replies may be among them
 
@@ -543,6 +542,43 @@ def _reply_of(
     if context.run_config != run_config:  # Flower's engines refuse it as well
         raise ValueError("the client changed context.run_config; keep values in context.state")
     return reply, context
+
+
+def _copied(pair: tuple[Message, Context]) -> tuple[Message, Context]:
+    """Return a copy by pickle, but for the bytes of arrays: nobody can change these."""
+    records: list[ArrayRecord] = []
+    file = BytesIO()
+    _Pickler(file, records).dump(pair)
+    file.seek(0)
+    return cast(tuple[Message, Context], _Unpickler(file, records).load())
+
+
+class _Pickler(pickle.Pickler):
+    """Puts records of arrays into a list, and their places into the file."""
+
+    def __init__(self, file: BytesIO, records: list[ArrayRecord]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._records = records
+
+    def persistent_id(self, item: object) -> int | None:
+        if type(item) is not ArrayRecord:
+            return None
+        self._records.append(item)
+        return len(self._records) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    """Takes copies of the records out of a list again."""
+
+    def __init__(self, file: BytesIO, records: list[ArrayRecord]) -> None:
+        super().__init__(file)
+        self._records = records
+
+    def persistent_load(self, place: int) -> ArrayRecord:
+        record = self._records[place].copy()
+        for name, array in record.items():
+            record[name] = copy.copy(array)
+        return record
 
 
 def _failure(error: BaseException) -> _Failure:
