@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -21,8 +20,6 @@ SCALE = (1.0, 5.0)  # stars
 
 Table: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 """User ids, item ids and stars, each of shape (k,): one entry per rating."""
-
-TEXT_BLOCK = 2**24  # bytes of a file that are read at once
 
 
 class MovieLens(NamedTuple):
@@ -165,29 +162,6 @@ def deal(
     )
 
 
-def _checked_text(path: Path, pattern: str, expected: str) -> Iterator[bytes]:
-    """Yield whole lines of a file, a part at a time; raise ValueError for one that is no match."""
-    # Possessive (*+): what was matched is never tried anew, so that a million lines take 0.1 s.
-    lines, before = re.compile(rf"(?:{pattern}\r?(?:\n|\Z))*+".encode()), 1
-    with path.open("rb") as file:
-        while text := file.read(TEXT_BLOCK):
-            text += file.readline()
-            good = lines.match(text)
-            assert good is not None  # it matches nothing at all, too
-            if good.end() < len(text):
-                number = before + text.count(b"\n", 0, good.end())
-                found = text[good.end() :].split(b"\n", 1)[0].decode("ascii", "replace")[:80]
-                raise ValueError(f"line {number}: expected {expected}, found {found!r}")
-            before += text.count(b"\n")
-            yield text
-
-
-def _numbers(text: bytes, separator: str) -> npt.NDArray[np.float64]:
-    """Return the first three of the four numbers of checked lines, shape (k, 3)."""
-    spaced = text.replace(separator.encode(), b" ")
-    return np.fromstring(spaced, np.float64, sep=" ").reshape(-1, 4)[:, :3]
-
-
 def read_movielens(path: Path, kind: MovieLens, source: str) -> Table:
     """Read a file of lines ``user, item, rating, timestamp``; the timestamp is not kept.
 
@@ -217,17 +191,24 @@ def read_movielens(path: Path, kind: MovieLens, source: str) -> Table:
     line = kind.separator.join([r"\d{1,9}", r"\d{1,9}", rating, r"\d{1,18}"])
     words = kind.separator.join(["user", "item", "rating", "timestamp"])
     expected = f"'{words}' with a rating from {'0.5' if kind.halves else '1'} to 5"
+    # Possessive (*+): what was matched is never tried anew, so that a million lines take 0.1 s.
+    lines = re.compile(rf"(?:{line}\r?(?:\n|\Z))*+".encode())
     with reading(path, source):
-        texts = _checked_text(path, line, expected)
-        parts = [_numbers(text, kind.separator) for text in texts]
-        rows = np.concatenate([np.zeros((0, 3)), *parts])
-        if len(rows) != kind.ratings:
-            raise ValueError(f"expected {kind.ratings} ratings, found {len(rows)}")
-    users, items, stars = rows.T
+        text = path.read_bytes()
+        good = lines.match(text)
+        assert good is not None  # it matches nothing at all, too
+        if good.end() < len(text):
+            number = 1 + text.count(b"\n", 0, good.end())
+            found = text[good.end() :].split(b"\n", 1)[0].decode("ascii", "replace")[:80]
+            raise ValueError(f"line {number}: expected {expected}, found {found!r}")
+        spaced = text.replace(kind.separator.encode(), b" ")
+        users, items, stars, _ = np.fromstring(spaced, np.float64, sep=" ").reshape(-1, 4).T
+        if len(stars) != kind.ratings:
+            raise ValueError(f"expected {kind.ratings} ratings, found {len(stars)}")
     return users.astype(np.int64), items.astype(np.int64), stars
 
 
-def published_ratings(
+def movielens(
     name: str,
     seed: int,
     root: Path,

@@ -22,7 +22,7 @@ from .har import uci_har
 from .housing_bodyfat import housing_bodyfat
 from .images import images_swap
 from .partitioned import partitioned
-from .ratings import MOVIELENS, RatingsData, published_ratings, synthetic_ratings
+from .ratings import MOVIELENS, RatingsData, movielens, synthetic_ratings
 from .synthetic import SCENARIOS, synthetic
 from .tabular import TabularData, qsar, synthetic_v1
 
@@ -44,7 +44,7 @@ DATASETS: dict[str, Loader] = {
     "cifar10": partial(partitioned, sources.cifar10, "cifar10"),
     "medical-mnist": partial(partitioned, sources.medical_mnist, "medical-mnist"),
     "uci-har": uci_har,
-    **{name: partial(published_ratings, name) for name in MOVIELENS},
+    **{name: partial(movielens, name) for name in MOVIELENS},
     "synthetic-ratings": synthetic_ratings,
     "synthetic-v1": synthetic_v1,
     "qsar": qsar,

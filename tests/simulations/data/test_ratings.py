@@ -124,7 +124,6 @@ def movielens(
     name = request.param
     kind = MOVIELENS[name]
     monkeypatch.setitem(MOVIELENS, name, kind._replace(ratings=200))
-    monkeypatch.setattr(module, "TEXT_BLOCK", 1000)  # some 70 lines
     lines = [kind.separator.join(map(str, (u, i, int(s), 9))) for u, i, s in made_up()]
     path = tmp_path / kind.file
     path.parent.mkdir()
