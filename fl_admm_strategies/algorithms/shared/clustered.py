@@ -119,14 +119,17 @@ class Clusters(ByClient):
         ValueError
             If an array is missing or one too many, or they do not fit together or this model.
         """
+        if odd := sorted(arrays.keys() ^ self.state_arrays().keys()):
+            raise ValueError(f"The saved clusters lack {odd}, or have them and this run has not.")
         check_saved(arrays, any_length(spec_of(Clusters.state_arrays(self))))
         models, of = under("models/", arrays), arrays["of"]
-        (count,) = {len(array) for array in models.values()}
-        if not np.all((of >= 0) & (of < count)):
-            raise ValueError("The saved clusters are none of the models': the state is damaged.")
+        counts = {len(array) for array in models.values()}
+        fits = len(counts) == 1 and len(arrays["ids"]) == len(of)
+        if not fits or not np.all((of >= 0) & (of < max(counts))):
+            raise ValueError("The saved clusters do not fit together: the state is damaged.")
         self.of = dict(zip(arrays["ids"].tolist(), arrays["of"].tolist(), strict=True))
         self.models = [
-            {name: np.array(stack[k]) for name, stack in models.items()} for k in range(count)
+            {name: np.array(stack[k]) for name, stack in models.items()} for k in range(*counts)
         ]
 
 

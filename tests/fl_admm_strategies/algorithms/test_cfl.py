@@ -215,6 +215,7 @@ def test_a_saved_tree_is_put_back_and_a_damaged_one_refused() -> None:
         "clusters/directions": np.zeros((3, 4)),
         "clusters/of": np.array([0, 1, 2, 3, 0]),
         "clusters/models/w": np.zeros((3, 3)),
+        "clusters/models/v": np.zeros((3, 2)),  # of no model here
     }.items():
         other = cfl()
         other.load_state_dict(saved | {f"state/{name}": wrong})
