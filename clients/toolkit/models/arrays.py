@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import listing
-from fl_admm_strategies.runtime.messages.records import packed, room_for
+from fl_admm_strategies.runtime.messages.records import owned, room_for
 from fl_admm_strategies.runtime.trust import layout
 from fl_admm_strategies.runtime.trust.layout import BUFFER, FROZEN, TRAINED, wrapper_of
 
@@ -23,7 +23,6 @@ with warnings.catch_warnings():  # PyTorch says once in a process that one may b
     torch.from_numpy(np.broadcast_to(0.0, 1))
 
 _HALVES = (torch.float16, torch.bfloat16)
-_LARGE = 2**16  # bytes that are copied once
 _Place = tuple[str, dict[str, Any], str]  # a name, and what holds its tensor under which key
 
 
@@ -217,7 +216,7 @@ def _places(module: nn.Module, prefix: str) -> list[_Place]:
 def to_array(tensor: Tensor, *, to_send: bool = False) -> NDArray[Any]:
     """Return a tensor as a numpy array of its own, as it travels: half precision as float32."""
     array: NDArray[Any] = in_full(tensor.detach()).cpu().numpy()
-    return packed(array) if to_send and array.nbytes >= _LARGE else array.copy()
+    return owned(array) if to_send else array.copy()
 
 
 class Room:

@@ -20,11 +20,10 @@ from fl_admm_strategies.runtime.common.interrupts import Interrupted
 from fl_admm_strategies.runtime.messages import records as wire
 from fl_admm_strategies.runtime.messages.identity import is_simulated
 from fl_admm_strategies.runtime.messages.packing import (
-    ReplyPacker,
     pack_replies,
     unpack_instructions,
 )
-from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply, describe
+from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply, describe, owned
 
 from ..errors import plain_errors
 from ..solving.steps import Choice
@@ -169,16 +168,15 @@ def client_app(
         else:
             run_all, at_once = partial(_one_by_one, mods, message, context, run), 1
         instructions = {client: asked[label] for client, label in labels.items()}
-        packer = ReplyPacker(len(asked))
+        replies: dict[Any, RawReply] = {}
         hosted_replies = run_hosted(
             client_fn, instructions, context, total, run_all, at_once, residents
         )
         with only_new_collected():
             for client_id, reply in hosted_replies:
-                packer.add(labels[client_id], reply)
-                del reply  # before the next one is made
+                replies[labels[client_id]] = reply
         with collector_paused():
-            return Message(packer.content(), reply_to=message)
+            return Message(pack_replies(replies), reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -438,14 +436,17 @@ def _received(client: NumPyClient, instruction: ClientInstruction) -> list[NDArr
 
 
 def _numeric(client: NumPyClient, name: str, array: Any) -> NDArray[Any]:
-    """Return an array that a client uploads; raise ValueError unless it holds real numbers."""
+    """Return an array that a client uploads; raise ValueError unless it holds real numbers.
+
+    It is no view of a model that another client goes on training.
+    """
     found = np.asarray(array)
     if found.dtype.kind not in "biuf":
         raise ValueError(
             f"{type(client).__name__}.fit returned an array {name!r} of dtype {found.dtype}, "
             "expected real numbers."
         )
-    return found
+    return owned(found)
 
 
 def _personal(client: NumPyClient) -> RawReply:

@@ -9,8 +9,10 @@ number N (most messages have one, 0):
 
     "clients@N"   a `ConfigRecord`: the ids, and of each setting that differs a list in their order
     "config@N"    a `ConfigRecord`: the settings that are the same for all of them
-    "arrays@N"    an `ArrayRecord`: for each array one array with a row for each client
+    "arrays@N"    an `ArrayRecord`: for each array one array with a row for each client; of a
+                  block of one client its arrays as they are
 
+Clients whose arrays are `LARGE` have a block each, so that no array of theirs is copied into it.
 Arrays that all clients of the message get, which have one, are in it once, under ``"arrays"``.
 A reply has ``"clients@N"``, ``"arrays@N"`` and ``"metrics@N"``, a `MetricRecord` with a list for
 each metric; of clients that failed it has in ``"clients@N"`` a list ``"error"`` and nothing else,
@@ -24,8 +26,7 @@ arrays, as JSON: ``{"anchor": ["weight", "bias"], "start": ["weight"]}``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import BytesIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -56,6 +57,8 @@ from .records import (
 )
 
 _AT_ONCE = 2**16  # bytes that are compared
+LARGE = 2**20
+"""Bytes of a client's arrays from which on it has a block of its own: 1 MiB."""
 
 CLIENTS = "clients"
 
@@ -97,10 +100,13 @@ def pack_instructions(
     for record in dict.fromkeys(record for record, _ in common):
         shared = {name: array for (of, name), array in common.items() if of == record}
         content[record] = _shared_record(shared, known)
-    blocks_of: dict[object, list[int]] = {}
-    for client, instruction in instructions.items():
-        blocks_of.setdefault(_kind_of_instruction(instruction), []).append(client)
-    for number, clients in enumerate(blocks_of.values()):
+    kinds = {client: _kind_of_instruction(asked) for client, asked in instructions.items()}
+
+    def own_bytes(client: int) -> int:
+        own = (array for key, array in _keyed(instructions[client]) if key not in common)
+        return sum(array.nbytes for array in own)
+
+    for number, clients in enumerate(_blocks(kinds, own_bytes)):
         asked = [instructions[client] for client in clients]
         settings, columns = _split([one.config for one in asked])
         settings[GROUPS] = groups_setting(asked[0].groups)
@@ -108,15 +114,21 @@ def pack_instructions(
         content[f"{CLIENTS}@{number}"] = ConfigRecord({CLIENT_IDS: clients, **columns})
         for position, (group, names) in enumerate(asked[0].groups.items()):
             record = _record(position, group)
-            blocks: dict[str, _Rows] = {}
-            for name in names:
-                if (record, name) not in common:
-                    blocks[name] = _Rows(asked[0].groups[group][name], len(asked))
-                    for one in asked:
-                        blocks[name].add(one.groups[group][name])
-            if blocks:
-                content[f"{record}@{number}"] = _block(blocks)
+            own = [name for name in names if (record, name) not in common]
+            rows = {name: [one.groups[group][name] for one in asked] for name in own}
+            if rows:
+                content[f"{record}@{number}"] = _record_of(rows)
     return content
+
+
+def _keyed(
+    instruction: ClientInstruction,
+) -> Iterator[tuple[tuple[str, str], NDArray[Any]]]:
+    """Yield the arrays of an instruction by record and name."""
+    for position, (group, arrays) in enumerate(instruction.groups.items()):
+        record = _record(position, group)
+        for name, array in arrays.items():
+            yield (record, name), array
 
 
 def _common_arrays(
@@ -126,12 +138,9 @@ def _common_arrays(
     first: dict[tuple[str, str], NDArray[Any]] = {}
     differing: set[tuple[str, str]] = set()
     for instruction in instructions:
-        for position, (group, arrays) in enumerate(instruction.groups.items()):
-            record = _record(position, group)
-            for name, array in arrays.items():
-                key = record, name
-                if key not in differing and not _same_bits(first.setdefault(key, array), array):
-                    differing.add(key)
+        for key, array in _keyed(instruction):
+            if key not in differing and not _same_bits(first.setdefault(key, array), array):
+                differing.add(key)
     return {key: array for key, array in first.items() if key not in differing}
 
 
@@ -192,37 +201,29 @@ def _split(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[s
     return common, columns
 
 
-class _Rows:
-    """The rows of one array of a block, written one after another into what becomes its bytes."""
-
-    def __init__(self, first: NDArray[Any], count: int) -> None:
-        self._dtype, self._shape = first.dtype, first.shape
-        self._start = len(npy_header((count, *first.shape), first.dtype))
-        # Zeros that nobody wrote take no memory.
-        self._file = BytesIO(bytes(self._start + count * first.nbytes))
-        self._file.seek(self._start)
-        self._count = 0
-
-    def add(self, array: NDArray[Any]) -> None:
-        self._count += 1
-        self._file.write(np.ascontiguousarray(array).data)
-
-    def array(self) -> Array:
-        """Return the block, without a copy of it."""
-        shape = (self._count, *self._shape)
-        header = npy_header(shape, self._dtype)
-        self._file.truncate()  # of the clients that failed there are no rows
-        if len(header) == self._start:
-            self._file.seek(0)
-            self._file.write(header)
-            data = self._file.getvalue()
+def _blocks(kinds: Mapping[int, object], own_bytes: Callable[[int], int]) -> Iterator[list[int]]:
+    """Yield the clients of each block: those of one kind, or one whose arrays are large."""
+    alike: dict[object, list[int]] = {}
+    for client, kind in kinds.items():
+        alike.setdefault(kind, []).append(client)
+    for clients in alike.values():
+        if own_bytes(clients[0]) < LARGE:
+            yield clients
         else:
-            data = b"".join([header, self._file.getbuffer()[self._start :]])
-        return Array(dtype=str(self._dtype), shape=shape, stype="numpy.ndarray", data=data)
+            yield from ([client] for client in clients)
 
 
-def _block(rows: Mapping[str, _Rows]) -> ArrayRecord:
-    return ArrayRecord({name: each.array() for name, each in rows.items()})
+def _record_of(rows: Mapping[str, Sequence[NDArray[Any]]]) -> ArrayRecord:
+    """Return the arrays of a block, by name those of its clients."""
+    return ArrayRecord({name: _array_of(arrays) for name, arrays in rows.items()})
+
+
+def _array_of(rows: Sequence[NDArray[Any]]) -> Array:
+    if len(rows) == 1:
+        return to_array(np.asarray(rows[0]))
+    shape, dtype = (len(rows), *rows[0].shape), rows[0].dtype
+    parts: list[Any] = [npy_header(shape, dtype), *map(np.ascontiguousarray, rows)]
+    return Array(dtype=str(dtype), shape=shape, stype="numpy.ndarray", data=b"".join(parts))
 
 
 def unpack_instructions(content: RecordDict) -> Iterator[tuple[int | None, ClientInstruction]]:
@@ -320,12 +321,16 @@ def _by_client(columns: Mapping[str, Iterable[Any]]) -> Iterator[dict[str, Any]]
 def _read_blocks(blocks: object, count: int) -> Arrays:
     """Return the blocks of a record by name, each an array of `count` rows.
 
+    Those of a single client have no rows in the message.
+
     Raises
     ------
     ValueError
         If an array has another number of rows, or cannot be read.
     """
     found = views(blocks) if isinstance(blocks, ArrayRecord) else {}
+    if count == 1:
+        return {name: array[None] for name, array in found.items()}
     for name, block in found.items():
         if block.shape[:1] != (count,):
             raise ValueError(
@@ -351,80 +356,30 @@ def pack_replies(replies: Mapping[Any, RawReply]) -> RecordDict:
     replies : mapping of (int or None) to RawReply
         By client; that of a node's only one is under None. Their arrays hold real numbers.
     """
-    packer = ReplyPacker(len(replies))
-    for client, reply in replies.items():
-        packer.add(client, reply)
-    return packer.content()
+    if None in replies:
+        return _of_the_only_client(replies[None])
+    content = RecordDict()
+    kinds = {client: _kind_of_reply(reply) for client, reply in replies.items()}
+    arrays = {client: reply.arrays or {} for client, reply in replies.items()}
 
+    def own_bytes(client: int) -> int:
+        return sum(array.nbytes for array in arrays[client].values())
 
-class ReplyPacker:
-    """Puts replies into the content of one message as they come; see `pack_replies`.
-
-    A reply that was added may be dropped: of large models there is then one at a time in memory
-    beside the message.
-
-    Parameters
-    ----------
-    count : int
-        The clients that the message is of: most have replies of one kind, whose block has the room
-        from the start.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._alone: RecordDict | None = None
-        self._blocks: dict[object, _ReplyBlock] = {}
-
-    def add(self, client: int | None, reply: RawReply) -> None:
-        """Add the reply of a client; None is a node's only one."""
-        if client is None:
-            self._alone = _of_the_only_client(reply)
-            return
-        kind = _kind_of_reply(reply)
-        if kind not in self._blocks:
-            self._blocks[kind] = _ReplyBlock(reply, 1 if self._blocks else self._count)
-        self._blocks[kind].add(client, reply)
-
-    def content(self) -> RecordDict:
-        """Return the content of the message, once all were added."""
-        if self._alone is not None:
-            return self._alone
-        content = RecordDict()
-        for number, block in enumerate(self._blocks.values()):
-            block.put(content, number)
-        return content
-
-
-class _ReplyBlock:
-    """The replies of one kind."""
-
-    def __init__(self, first: RawReply, count: int) -> None:
-        self._clients: list[int] = []
-        self._errors: list[str] = []
-        self._metrics: dict[str, list[Any]] = {name: [] for name in first.metrics}
-        self._failed, arrays = first.error is not None, first.arrays or {}
-        self._rows = {name: _Rows(array, count) for name, array in arrays.items()}
-
-    def add(self, client: int, reply: RawReply) -> None:
-        self._clients.append(client)
-        if reply.error is not None:
-            self._errors.append(reply.error)
-            return
-        for name, value in reply.metrics.items():
-            self._metrics[name].append(value)
-        for name, array in (reply.arrays or {}).items():
-            self._rows[name].add(array)
-
-    def put(self, content: RecordDict, number: int) -> None:
-        said: dict[str, Any] = {CLIENT_IDS: self._clients}
-        if self._failed:
-            said[ERROR] = self._errors
+    for number, clients in enumerate(_blocks(kinds, own_bytes)):
+        some = [replies[client] for client in clients]
+        said: dict[str, Any] = {CLIENT_IDS: clients}
+        if some[0].error is not None:
+            said[ERROR] = [reply.error for reply in some]
         content[f"{CLIENTS}@{number}"] = ConfigRecord(said)
-        if not self._failed:
-            if self._rows:
-                content[f"{ARRAYS}@{number}"] = _block(self._rows)
-            metrics: dict[str, Any] = self._metrics
+        if some[0].error is None:
+            if names := list(arrays[clients[0]]):
+                rows = {name: [arrays[client][name] for client in clients] for name in names}
+                content[f"{ARRAYS}@{number}"] = _record_of(rows)
+            metrics: dict[str, Any] = {
+                name: [reply.metrics[name] for reply in some] for name in some[0].metrics
+            }
             content[f"{METRICS}@{number}"] = MetricRecord(metrics)
+    return content
 
 
 def _of_the_only_client(reply: RawReply) -> RecordDict:

@@ -55,6 +55,7 @@ OF_RUN = frozenset({"run", "durable"})
 """The settings that differ between runs of the same bits."""
 
 VERSIONS = "Server and client must use the same version of fl-admm-strategies."
+_LARGE = 2**16  # bytes that are copied once
 _LONGEST_REASON = 500  # characters of somebody else's text in our log
 
 Scalar = bool | bytes | float | int | str
@@ -327,6 +328,11 @@ def to_array(array: NDArray[Any]) -> Array:
 def packed(array: NDArray[Any]) -> NDArray[Any]:
     """Return a read-only copy of an array that no message and no context copies again."""
     return view(to_array(array))
+
+
+def owned(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array that nobody else changes: a copy, `packed` if it is large."""
+    return packed(array) if array.nbytes >= _LARGE else array.copy()
 
 
 def room_for(

@@ -31,6 +31,7 @@ FAR = 10.0
 Honest clients whose numbers of samples differ a hundredfold stay below it (docs/robustness.md)."""
 _NORMS = 50  # the last distances, of which it is the median
 _PART = 2**15  # numbers that are measured at once
+_SMALLEST = 1e-24  # a square, below which parts of it vanish in single precision
 _FEWEST_CLIENTS, _FEWEST_NORMS = 5, 3  # without which nobody is far from the others
 
 
@@ -223,7 +224,8 @@ def _distance(arrays: Arrays, reference: Arrays) -> float:
             small = array.size <= _PART
             parts = ((array, start),) if small else zip(_parts(array), _parts(start), strict=True)
             for part, begun in parts:
-                norm = math.hypot(norm, _norm(np.subtract(part, begun, dtype=np.float64)))
+                dtype = np.result_type(array, np.float32)
+                norm = math.hypot(norm, _norm(np.subtract(part, begun, dtype=dtype)))
     return norm
 
 
@@ -233,13 +235,13 @@ def _parts(array: NDArray[Any]) -> list[NDArray[Any]]:
     return [flat[first : first + _PART] for first in range(0, flat.size, _PART)]
 
 
-def _norm(change: NDArray[np.float64]) -> float:
-    """Return a norm of which no square overflows, the same with any number of threads."""
+def _norm(change: NDArray[Any]) -> float:
+    """Return a norm of which no square is out of range, the same with any number of threads."""
     square = float(np.add.reduce(np.square(change), axis=None))
-    if math.isfinite(square):
+    if _SMALLEST < square < math.inf:
         return math.sqrt(square)
     largest = float(np.abs(change).max())
-    return largest * math.sqrt(float(np.square(change / largest).sum()))
+    return largest * math.sqrt(float(np.square(change / largest).sum())) if largest else 0.0
 
 
 def _scaled(reply: Reply, reference: Arrays, factor: float) -> Reply:

@@ -220,6 +220,25 @@ def test_answer_refuses_what_is_no_client() -> None:
         client_app(num_clients=4)
 
 
+class Sharing(NumPyClient):
+    """Trains a model that all clients of the process share, and uploads it as it is."""
+
+    model = np.zeros(2)
+
+    def fit(self, parameters, config):
+        self.model += 1
+        return [self.model], 1, {}
+
+
+def test_an_upload_stays_what_it_was_where_clients_share_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Sharing, "model", np.zeros(2))
+    grid = InProcessGrid(client_app(lambda context: Sharing(), num_clients=3), 1)
+    found = replies(send(grid, 2, {c: ask() for c in range(3)}))
+    assert [found[c].arrays["w"].tolist() for c in range(3)] == [[1, 1], [2, 2], [3, 3]]
+
+
 class Watching(NumPyClient):
     """Uploads an array of its own, once those of the clients before it are gone."""
 

@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.testing import assert_array_equal
 
 from fl_admm_strategies.runtime.messages.packing import (
+    LARGE,
     pack_instructions,
     pack_replies,
     unpack_instructions,
@@ -21,6 +22,7 @@ from fl_admm_strategies.runtime.messages.records import (
     ClientInstruction,
     RawReply,
     from_array_record,
+    packed,
     to_array_record,
     who_lost,
 )
@@ -198,7 +200,31 @@ def test_unequal_shapes_have_blocks_of_their_own() -> None:
     content = assert_round_trip(instructions)
     blocks = {f"{record}@{k}" for record in ("arrays", "config", "clients") for k in (0, 1)}
     assert set(content) == {"arrays", *blocks}
-    assert [content[f"arrays@{k}"]["rated"].shape for k in (0, 1)] == [(2, 2, 3), (1, 2, 0)]
+    assert [content[f"arrays@{k}"]["rated"].shape for k in (0, 1)] == [(2, 2, 3), (2, 0)]
+
+
+def test_large_arrays_are_not_copied_into_a_block() -> None:
+    """Each client has a block of its own, whose bytes are those of the upload."""
+    size = LARGE // 4
+    uploads = {c: {"w": packed(np.full(size, c, np.float32)), "n": np.array(c)} for c in (4, 7)}
+    replies = {client: RawReply(arrays, {"num-examples": 3}) for client, arrays in uploads.items()}
+    content = pack_replies(replies)
+    for number, client in enumerate(uploads):
+        assert content[f"clients@{number}"]["client-ids"] == [client]
+        assert content[f"arrays@{number}"]["w"].data is uploads[client]["w"].base
+    for client, found in unpack_replies(content):
+        assert client is not None
+        assert found.arrays is not None
+        assert_same_arrays(found.arrays, uploads[client])
+        assert found.largest == {"w": client, "n": client}
+
+    asked = {
+        client: ClientInstruction({"model": {"V": np.arange(size), "w": arrays["w"]}})
+        for client, arrays in uploads.items()
+    }
+    content = assert_round_trip(asked)
+    assert set(content["arrays"]) == {"V"}  # what all get is there once, however large
+    assert [set(content[f"arrays@{k}"]) for k in (0, 1)] == [{"w"}, {"w"}]
 
 
 def test_arrays_are_read_only_views_of_the_message() -> None:

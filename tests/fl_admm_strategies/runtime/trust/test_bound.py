@@ -70,6 +70,15 @@ def test_no_square_overflows_and_nothing_is_left_of_a_huge_number(dtype: Any) ->
     assert arrays["w"].dtype == dtype
 
 
+@pytest.mark.parametrize("tiny", [1e-30, 3e-38])
+def test_no_square_vanishes(tiny: float) -> None:
+    """The squares of these are 0 in single precision."""
+    upload = reply(w=np.array([3 * tiny, 4 * tiny], np.float32))
+    held = hold(Bound(tiny, "clip"), {0: upload}, {"w": np.zeros(2, np.float32)})
+    assert held.clipped == [0]
+    assert_allclose(held.replies[0].arrays["w"], [0.6 * tiny, 0.8 * tiny], rtol=1e-6)
+
+
 def test_integers_are_not_counted_and_move_with_the_others() -> None:
     reference = {"w": np.zeros(2), "steps": np.array(100)}
     counted = reply(w=np.array([1.0, 0.0]), steps=np.array(180))
