@@ -8,7 +8,6 @@ order of the replies are fixed, which Flower's own engines do not promise.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 import pickle
@@ -23,7 +22,7 @@ from io import BytesIO
 from logging import ERROR
 from typing import NamedTuple, Self, TypeAlias, TypeVar, cast
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfigValue
+from flwr.app import Array, Context, Error, Message, RecordDict, UserConfigValue
 from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid, ServerApp
@@ -546,39 +545,38 @@ def _reply_of(
 
 def _copied(pair: tuple[Message, Context]) -> tuple[Message, Context]:
     """Return a copy by pickle, but for the bytes of arrays: nobody can change these."""
-    records: list[ArrayRecord] = []
+    arrays: list[Array] = []
     file = BytesIO()
-    _Pickler(file, records).dump(pair)
+    _Pickler(file, arrays).dump(pair)
     file.seek(0)
-    return cast(tuple[Message, Context], _Unpickler(file, records).load())
+    return cast(tuple[Message, Context], _Unpickler(file, arrays).load())
 
 
 class _Pickler(pickle.Pickler):
-    """Puts records of arrays into a list, and their places into the file."""
+    """Puts arrays into a list, and their places into the file."""
 
-    def __init__(self, file: BytesIO, records: list[ArrayRecord]) -> None:
+    def __init__(self, file: BytesIO, arrays: list[Array]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._records = records
+        self._arrays = arrays
 
     def persistent_id(self, item: object) -> int | None:
-        if type(item) is not ArrayRecord:
+        if type(item) is not Array:
             return None
-        self._records.append(item)
-        return len(self._records) - 1
+        self._arrays.append(item)
+        return len(self._arrays) - 1
 
 
 class _Unpickler(pickle.Unpickler):
-    """Takes copies of the records out of a list again."""
+    """Takes copies of the arrays out of a list again."""
 
-    def __init__(self, file: BytesIO, records: list[ArrayRecord]) -> None:
+    def __init__(self, file: BytesIO, arrays: list[Array]) -> None:
         super().__init__(file)
-        self._records = records
+        self._arrays = arrays
 
-    def persistent_load(self, place: int) -> ArrayRecord:
-        record = self._records[place].copy()
-        for name, array in record.items():
-            record[name] = copy.copy(array)
-        return record
+    def persistent_load(self, place: int) -> Array:
+        twin = Array.__new__(Array)  # what copy.copy does, in a third of the time
+        vars(twin).update(vars(self._arrays[place]))
+        return twin
 
 
 def _failure(error: BaseException) -> _Failure:
