@@ -26,6 +26,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fl_admm_strategies.hosting.inprocess import InProcessGrid, run_in_process
 from fl_admm_strategies.hosting.workers import Worker
+from tests.support.pace import fast
 from tests.support.refusals import names, refused
 
 
@@ -155,7 +156,7 @@ def test_nodes_are_fixed_and_know_their_partition() -> None:
     assert [own.context(n).node_config for n in (2, 3)] == [{"partition-id": 5}, {"site": "b"}]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", fast([0], [0, 2]))
 def test_state_persists_for_participants_only_and_replies_keep_the_order(workers: int) -> None:
     with InProcessGrid(counting_app(), 3, workers=workers) as grid:
         a, _, c = grid.get_node_ids()
@@ -169,7 +170,7 @@ def test_state_persists_for_participants_only_and_replies_keep_the_order(workers
         assert counts(grid) == [2, 0, 3]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", fast([0], [0, 1]))
 def test_a_client_cannot_reach_the_servers_objects_or_another_client(workers: int) -> None:
     shared = RecordDict({"config": ConfigRecord({"do": "change message"})})
     kept: list[Message] = []
@@ -232,7 +233,7 @@ def test_a_reply_to_another_message_is_refused() -> None:
     assert "reply_to=message" in second.error.reason
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", fast([0], [0, 1]))
 def test_an_unknown_node_gets_an_error_reply_and_the_others_run(workers: int) -> None:
     with InProcessGrid(counting_app(), 2, workers=workers) as grid:
         unknown, good = grid.send_and_receive([train_message(99), train_message(3)])
@@ -322,11 +323,13 @@ class Unloadable:
         return __import__, ("no_such_module",)
 
 
+@pytest.mark.slow
 def test_an_app_that_workers_cannot_load_is_refused() -> None:
     with refused(RuntimeError, "ModuleNotFoundError"):
         InProcessGrid(Unloadable(), 1, workers=1)
 
 
+@pytest.mark.slow
 def test_a_dead_worker_costs_one_message_and_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     with InProcessGrid(counting_app(), 6, workers=2) as grid:
         messages = [train_message(n, do="die" if n == 4 else "") for n in grid.get_node_ids()]
@@ -351,6 +354,7 @@ def pid_of_a_worker(grid: InProcessGrid) -> int:
     return int(reply.content["m"]["pid"])
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_between_two_rounds_costs_nothing() -> None:
     with InProcessGrid(pid_app, 1, workers=1) as grid:
         pid = pid_of_a_worker(grid)
@@ -372,6 +376,7 @@ def test_workers_outlive_the_process_that_forks_them_which_is_replaced() -> None
             assert pid_of_a_worker(other) != pid
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_a_process_behind_does_not_hide_its_workers_death() -> None:
     def forking(message: Message, context: Context) -> Message:
         if os.fork() == 0:
@@ -484,7 +489,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         InProcessGrid(counting_app(), 1, workers=1)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", fast([0], [0, 1]))
 def test_a_closed_grid_keeps_its_contexts_and_refuses_messages(workers: int) -> None:
     with InProcessGrid(counting_app(), 1, workers=workers) as grid:
         grid.send_and_receive([train_message(2)])

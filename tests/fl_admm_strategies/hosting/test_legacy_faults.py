@@ -130,14 +130,12 @@ def check(
     assert_same_runs(resumed, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loop", "where"),
     [
         (with_server_fn, "training 2"),
-        *(
-            pytest.param(with_workflow, where, marks=pytest.mark.slow)
-            for where in ("query", "training 0", "evaluation 2")
-        ),
+        *((with_workflow, where) for where in ("query", "training 0", "evaluation 2")),
     ],
 )
 def test_a_dead_actor_ends_the_run_with_what_to_do(loop, where, whole, tmp_path, monkeypatch):
