@@ -115,8 +115,11 @@ class FLAMEInstruction(ConsensusInstruction):
 
     def dual_of(self, theta: Arrays, local_w: Arrays) -> Arrays:
         """Return pi_i = a_i (theta_i - w_i)."""
-        a = self.lam * self.alpha
-        return {name: a * (theta[name] - array) for name, array in local_w.items()}
+        found, a = Arrays(), self.lam * self.alpha
+        for name, array in local_w.items():
+            found[name] = np.subtract(theta[name], array, out=np.empty_like(array))
+            found[name] *= a
+        return found
 
     def moved(self, theta: Arrays, dual: Arrays) -> Arrays:
         """Return w_i for a new theta_i, (12); it is `packed`."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Arrays = dict[str, NDArray[Any]]
 """Named arrays of one model, in the order of the model's ``state_dict``."""
 
-PIECE = 2**15
+PIECE = 2**16
 """Numbers of a vector that are worked on at a time."""
 
 _AS_SAVED = (
@@ -293,12 +293,12 @@ def average(arrays: Arrays, uploads: Mapping[int, Upload], weights: NDArray[np.f
         flat, size = mean.reshape(-1), min(PIECE, before.size)
         total, term = np.empty(size), np.empty(size)
         for part in pieces(before.size):
-            length = len(flat[part])
-            total[:length] = 0
+            found, weighted = total[: len(flat[part])], term[: len(flat[part])]
+            found[:] = 0
             for share, array in zip(shares, uploaded, strict=True):
-                np.multiply(array[part], share, out=term[:length], dtype=np.float64)
-                total[:length] += term[:length]
-            found = total[:length]
+                weighted[:] = array[part]
+                weighted *= share
+                found += weighted
             flat[part] = found if before.dtype.kind == "f" else np.rint(found)
     return averages
 
