@@ -19,4 +19,5 @@ def short(seed: int) -> int:
 
 def seed_of(*words: int) -> int:
     """Return the seed that follows from these numbers: 63 bits, as a message's int is signed."""
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0]) >> 1
+    entropy = np.array(words, np.uint32) if max(words) < 2**32 else words  # the same, in less time
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 1
