@@ -102,6 +102,7 @@ CASES = {
     "MLP of 101,770": Case(60, 100, 20, 1, (784,), mlp(784, 128, 10)),
     "CNN": Case(30, 100, 20, 1, (1, 28, 28), cnn),
     "softmax": Case(1_000, 18, 10, 1, (64,), mlp(64, 10)),
+    "digits, 3 steps": Case(1_000, 30, 10, 1, (64,), mlp(64, 64, 10)),
 }
 METHODS = ("FedAvg", "Ditto", "pFedMe")
 
