@@ -257,8 +257,8 @@ each. The step size of every method is the best of the same four, drawn by Optun
 samples of the first seed. All other settings are the defaults or, where a method has none (the
 number of groups of IFCA, thresholds), those in the problem's file: a method with a setting that
 matters as much as the step size, such as Ditto's `lam`, can do better, by five points on one of two
-problems that were tried and 22 on the other ([tuned as well](own-settings.md)). Local work differs by definition: each problem's page
-has the gradients, bytes and seconds."""
+problems that were tried and 22 on the other ([tuned as well](own-settings.md)). Local work
+differs by definition: each problem's page has the gradients, bytes and seconds."""
 GOING_ON = """Each problem is a comparison file beside this page, and every run a line of the
 CSV of the same name, so that nothing is run twice. With ten seeds of all methods it is 2,800
 runs, of one to four seconds of the processor on the digits, two on the regression and three to
