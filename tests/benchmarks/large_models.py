@@ -148,16 +148,16 @@ def in_use() -> float:
     return int(found[1]) * 1024
 
 
-def in_processes_of_its_own(case: tuple[Any, ...]) -> dict[str, float]:
-    """Return what `measure` does where freed memory goes back, and "kept", the time elsewhere."""
+def in_processes_of_its_own(case: tuple[Any, ...]) -> tuple[dict[str, float], ...]:
+    """Return what `measure` does where malloc keeps freed memory, and where that goes back."""
     command = [sys.executable, __file__, "--one", json.dumps(case)]
     exact = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}  # every large array is a mapping of its own
     found: list[dict[str, float]] = []
-    for options in (exact, {}):
+    for options in ({}, exact):
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | options
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
         found.append(json.loads(done.stdout.splitlines()[-1]))
-    return found[0] | {"kept": found[1]["wall" if case[0] == "ray" else "seconds"]}
+    return tuple(found)
 
 
 def main() -> None:
@@ -182,12 +182,14 @@ def main() -> None:
         flower = in_processes_of_its_own((given.engine, "Flower", False, millions, num))
         for method, packed in [("Flower", False), *cases]:
             case = (given.engine, method, packed, millions, num)
-            found = flower if method == "Flower" else in_processes_of_its_own(case)
+            both = flower if method == "Flower" else in_processes_of_its_own(case)
+            kept, back = (
+                f"{found[clock]:10.2f} {found[clock] / theirs[clock]:12.2f}"
+                for found, theirs in zip(both, flower, strict=True)
+            )
             print(
                 f"{millions:6.3g} M x {num:3}    {method:8} {1 if packed else num:4} "
-                f"{found['kept']:10.2f} {found['kept'] / flower['kept']:12.2f} "
-                f"{found[clock]:11.2f} {found[clock] / flower[clock]:12.2f} "
-                f"{found['peak']:6.1f} {found['held']:6.1f}",
+                f"{kept}  {back} {both[1]['peak']:6.1f} {both[1]['held']:6.1f}",
                 flush=True,
             )
 

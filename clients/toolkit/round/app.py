@@ -19,10 +19,7 @@ from fl_admm_strategies.runtime.common.collector import collector_paused, only_n
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 from fl_admm_strategies.runtime.messages import records as wire
 from fl_admm_strategies.runtime.messages.identity import is_simulated
-from fl_admm_strategies.runtime.messages.packing import (
-    pack_replies,
-    unpack_instructions,
-)
+from fl_admm_strategies.runtime.messages.packing import pack_replies, unpack_instructions
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply, describe, owned
 
 from ..errors import plain_errors

@@ -102,11 +102,10 @@ def pack_instructions(
         content[record] = _shared_record(shared, known)
     kinds = {client: _kind_of_instruction(asked) for client, asked in instructions.items()}
 
-    def own_bytes(client: int) -> int:
-        own = (array for key, array in _keyed(instructions[client]) if key not in common)
-        return sum(array.nbytes for array in own)
+    def own(client: int) -> Iterable[NDArray[Any]]:
+        return (array for key, array in _keyed(instructions[client]) if key not in common)
 
-    for number, clients in enumerate(_blocks(kinds, own_bytes)):
+    for number, clients in enumerate(_blocks(kinds, own)):
         asked = [instructions[client] for client in clients]
         settings, columns = _split([one.config for one in asked])
         settings[GROUPS] = groups_setting(asked[0].groups)
@@ -114,8 +113,11 @@ def pack_instructions(
         content[f"{CLIENTS}@{number}"] = ConfigRecord({CLIENT_IDS: clients, **columns})
         for position, (group, names) in enumerate(asked[0].groups.items()):
             record = _record(position, group)
-            own = [name for name in names if (record, name) not in common]
-            rows = {name: [one.groups[group][name] for one in asked] for name in own}
+            rows = {
+                name: [one.groups[group][name] for one in asked]
+                for name in names
+                if (record, name) not in common
+            }
             if rows:
                 content[f"{record}@{number}"] = _record_of(rows)
     return content
@@ -201,13 +203,15 @@ def _split(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[s
     return common, columns
 
 
-def _blocks(kinds: Mapping[int, object], own_bytes: Callable[[int], int]) -> Iterator[list[int]]:
-    """Yield the clients of each block: those of one kind, or one whose arrays are large."""
+def _blocks(
+    kinds: Mapping[int, object], own: Callable[[int], Iterable[NDArray[Any]]]
+) -> Iterator[list[int]]:
+    """Yield the clients of each block: those of one kind, or one whose own arrays are large."""
     alike: dict[object, list[int]] = {}
     for client, kind in kinds.items():
         alike.setdefault(kind, []).append(client)
     for clients in alike.values():
-        if own_bytes(clients[0]) < LARGE:
+        if sum(array.nbytes for array in own(clients[0])) < LARGE:
             yield clients
         else:
             yield from ([client] for client in clients)
@@ -361,18 +365,14 @@ def pack_replies(replies: Mapping[Any, RawReply]) -> RecordDict:
     content = RecordDict()
     kinds = {client: _kind_of_reply(reply) for client, reply in replies.items()}
     arrays = {client: reply.arrays or {} for client, reply in replies.items()}
-
-    def own_bytes(client: int) -> int:
-        return sum(array.nbytes for array in arrays[client].values())
-
-    for number, clients in enumerate(_blocks(kinds, own_bytes)):
+    for number, clients in enumerate(_blocks(kinds, lambda client: arrays[client].values())):
         some = [replies[client] for client in clients]
         said: dict[str, Any] = {CLIENT_IDS: clients}
         if some[0].error is not None:
             said[ERROR] = [reply.error for reply in some]
         content[f"{CLIENTS}@{number}"] = ConfigRecord(said)
         if some[0].error is None:
-            if names := list(arrays[clients[0]]):
+            if names := arrays[clients[0]]:
                 rows = {name: [arrays[client][name] for client in clients] for name in names}
                 content[f"{ARRAYS}@{number}"] = _record_of(rows)
             metrics: dict[str, Any] = {

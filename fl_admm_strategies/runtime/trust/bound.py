@@ -223,8 +223,8 @@ def _distance(arrays: Arrays, reference: Arrays) -> float:
             start = _start(array, reference.get(name))
             small = array.size <= _PART
             parts = ((array, start),) if small else zip(_parts(array), _parts(start), strict=True)
+            dtype = np.result_type(array, np.float32)
             for part, begun in parts:
-                dtype = np.result_type(array, np.float32)
                 norm = math.hypot(norm, _norm(np.subtract(part, begun, dtype=dtype)))
     return norm
 
