@@ -397,4 +397,9 @@ def assert_same_bits(
 
 
 def differs(a: Mapping[str, NDArray[Any]], b: Mapping[str, NDArray[Any]]) -> bool:
-    return any(not np.array_equal(a[key], b[key]) for key in a)
+    """Return whether two states have other bits: a NaN, such as an unset number, equals itself."""
+    try:
+        assert_same_bits(a, b)
+    except AssertionError:
+        return True
+    return False
