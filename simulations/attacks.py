@@ -3,7 +3,7 @@
     same-value   c, in all places                       c ~ N(0, sigma^2)
     sign-flip    -|c| u, where u is the honest upload    c ~ N(0, sigma^2)
     gaussian     N(0, sigma^2) in every place
-    one-huge     u, with 1e30 in one place
+    one-huge     u, with 1e9 in one place
     random-labels    u, learned from labels that were drawn at random
 
 The first three are those of FPFC's paper (arXiv:2211.04218, section 6.4.1), whose sigma are the
@@ -40,7 +40,7 @@ Kind = Literal["same-value", "sign-flip", "gaussian", "one-huge", "random-labels
 _TRUE, _FALSE = "true/", "false/"
 """Before the names of what an honest client's uploads come to, and of what the server holds."""
 SIGMAS = {"same-value": 100.0, "sign-flip": 10.0, "gaussian": 100.0}
-HUGE = 1e30
+HUGE = 1e9
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Attack:
     ----------
     kind : {"same-value", "sign-flip", "gaussian", "one-huge", "random-labels"}
         What is uploaded: one number in all places, the upload times a negative number, noise, the
-        upload with 1e30 in one place, or what is honestly learned from labels drawn at random.
+        upload with 1e9 in one place, or what is honestly learned from labels drawn at random.
     ratio : float
         floor(ratio m) of m clients are malicious, the same for the whole run; 0 is no attack.
     sigma : float, optional

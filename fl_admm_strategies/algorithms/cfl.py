@@ -125,9 +125,9 @@ class ClusterTree(Clusters):
             key=lambda child: float(self.directions[child] @ update),
         )
 
-    def is_finite(self, clients: Any) -> bool:
+    def is_finite(self) -> bool:
         """Return whether all models and directions are finite."""
-        return super().is_finite(clients) and all(map(in_range, self.directions))
+        return super().is_finite() and all(map(in_range, self.directions))
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all variables; of a cluster's children the first, after which comes the other."""

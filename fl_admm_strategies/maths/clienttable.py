@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from tempfile import TemporaryFile
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .checks import in_range
-
 Row = Mapping[str, ArrayLike]
-
-ON_DISK_FROM = 64 * 2**20
-"""Bytes from which on a column is in a file, where there is a folder for it."""
 
 
 class ClientRow:
@@ -67,23 +58,9 @@ class ByClient(ABC):
     def remove(self, clients: Iterable[int], server_round: int) -> Any:
         """Let clients go that have left by this round."""
 
-    def snapshot(self, clients: Iterable[int]) -> Callable[[], None]:
-        """Return what puts everything back as it is, after an update by these clients, any time.
-
-        This one copies all variables, and `load_state_arrays` must know again who was there.
-        """
-        saved = {name: array.copy() for name, array in self.state_arrays().items()}
-        return lambda: self.load_state_arrays(saved)
-
-    @abstractmethod
-    def is_finite(self, clients: Iterable[int]) -> bool:
-        """Return whether these clients' variables, and those of all, are finite."""
-
-    folder: Path | None = None
-
-    def keep_in(self, folder: Path) -> None:
-        """Keep large variables in files in this folder from now on, mapped into memory."""
-        self.folder = folder
+    def is_finite(self) -> bool:
+        """Return whether what it keeps of all clients together is finite."""
+        return True
 
     @abstractmethod
     def state_arrays(self) -> dict[str, NDArray[Any]]:
@@ -165,7 +142,7 @@ class ClientTable(ByClient):
         completed = {client: self._completed(row) for client, row in rows.items()}
         columns = {}
         for name, old in self._columns.items():
-            columns[name] = new = self._zeros((len(ids), *old.shape[1:]), old.dtype)
+            columns[name] = new = np.zeros((len(ids), *old.shape[1:]), old.dtype)
             new[places] = old
             start = self._start[name]
             zero = not start.tobytes().strip(b"\0")
@@ -180,29 +157,11 @@ class ClientTable(ByClient):
         stay = [place for place, client in enumerate(self.ids) if client not in gone]
         columns = {}
         for name, column in self._columns.items():
-            columns[name] = new = self._zeros((len(stay), *column.shape[1:]), column.dtype)
+            columns[name] = new = np.zeros((len(stay), *column.shape[1:]), column.dtype)
             np.take(column, stay, axis=0, out=new, mode="clip")  # "raise" would make a copy
         self._columns = columns
         self.ids = [client for client in self.ids if client not in gone]
         self._index = {client: place for place, client in enumerate(self.ids)}
-
-    def snapshot(self, clients: Iterable[int]) -> Callable[[], None]:
-        """Return what puts back the rows of these clients, and who is in the table."""
-        ids, index, columns = self.ids, self._index, self._columns
-        known = [client for client in clients if client in index]
-        rows = {name: self.rows(name, known) for name in columns}
-
-        def undo() -> None:
-            self.ids, self._index, self._columns = ids, index, dict(columns)
-            for name, saved in rows.items():
-                self._columns[name][[index[client] for client in known]] = saved
-
-        return undo
-
-    def is_finite(self, clients: Iterable[int]) -> bool:
-        """Return whether the rows of these clients are finite."""
-        known = [client for client in clients if client in self._index]
-        return all(in_range(self.rows(name, known)) for name in self._columns)
 
     def _completed(self, row: Row) -> dict[str, NDArray[Any]]:
         if unknown := sorted(row.keys() - self._start.keys()):
@@ -223,22 +182,6 @@ class ClientTable(ByClient):
         """Put back what `state_arrays` returned, for as many clients."""
         columns = {}
         for name, old in self._columns.items():
-            columns[name] = new = self._zeros(arrays[name].shape, old.dtype)
+            columns[name] = new = np.zeros(arrays[name].shape, old.dtype)
             new[...] = arrays[name]
         self._columns = columns
-
-    def _zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return a new column of zeros, in a file where it is large and there is a folder."""
-        size = math.prod(shape) * dtype.itemsize
-        if self.folder is None or size < ON_DISK_FROM:
-            return np.zeros(shape, dtype)
-        try:
-            with TemporaryFile(dir=self.folder) as file:  # without a name: it goes with its map
-                if hasattr(os, "posix_fallocate"):  # else a full disk would kill the process later
-                    os.posix_fallocate(file.fileno(), 0, size)
-                return np.asarray(np.memmap(file, dtype, "w+", shape=shape))
-        except OSError as error:
-            raise OSError(
-                f"{self.folder} has no room for {size:,} bytes of what is kept of {shape[0]} "
-                f"clients ({error.strerror}). Make room, or give state_on_disk another folder."
-            ) from error

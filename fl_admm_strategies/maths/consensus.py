@@ -23,9 +23,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -442,10 +440,6 @@ class ConsensusADMM(ByClient):
             dual = row.pi / self._scalar(self.rho)
             yield dual if self.of_participants else row.u + dual
 
-    def keep_in(self, folder: Path) -> None:
-        """Keep large variables in files in this folder from now on, mapped into memory."""
-        self.clients.keep_in(folder)
-
     def insert(self, rows: Mapping[int, Row]) -> None:
         """Let new clients count, with u_i = w and pi_i = 0."""
         self.mean.join(len(rows))
@@ -476,24 +470,9 @@ class ConsensusADMM(ByClient):
     def _scalar(self, value: float) -> Any:
         return self.w.dtype.type(value)  # keeps float32 arithmetic in float32
 
-    def snapshot(self, clients: Iterable[int]) -> Callable[[], None]:
-        """Return what puts back rho, w, the sum and the variables of these clients."""
-        mean, put_rows_back = deepcopy(self.mean), self.clients.snapshot(clients)
-        rho, residuals = self.rho, (self.primal, self.dual)
-
-        def undo() -> None:
-            if self.rho != rho:
-                self.set_rho(rho)
-            self.mean = deepcopy(mean)
-            self.primal, self.dual = residuals
-            put_rows_back()
-
-        return undo
-
-    def is_finite(self, clients: Iterable[int]) -> bool:
-        """Return whether w, the sum and the variables of these clients are finite."""
-        both = (self.mean.w, self.mean.total)
-        return all(map(in_range, both)) and self.clients.is_finite(clients)
+    def is_finite(self) -> bool:
+        """Return whether w and the sum are finite."""
+        return in_range(self.mean.w) and in_range(self.mean.total)
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all variables, not copied."""

@@ -25,7 +25,7 @@ The results agree with the dense form to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -277,25 +277,9 @@ class RatedConsensus(ByClient):
         self._rebuild()
         self._begin_round()
 
-    def snapshot(self, clients: Iterable[int]) -> Callable[[], None]:
-        """Return what puts everything back as it is."""
-        v, total, now, pending = self.v, self.total.copy(), self._now, dict(self._pending)
-        all_clients, joining, sent = dict(self._clients), dict(self._joining), dict(self._sent)
-        active, before = self._active, self._before
-
-        def undo() -> None:
-            self.v, self.total, self._now, self._pending = v, total.copy(), now, dict(pending)
-            self._clients, self._joining = dict(all_clients), dict(joining)
-            self._sent, self._products = dict(sent), {}
-            self._active, self._before = active, before
-
-        return undo
-
-    def is_finite(self, clients: Iterable[int]) -> bool:
-        """Return whether V, the sum and the variables of these clients are finite."""
-        known = [self._clients[client] for client in clients if client in self._clients]
-        arrays = [self.v, self.total, *(x for row in known for x in (row.w, row.dual))]
-        return all(map(in_range, arrays))
+    def is_finite(self) -> bool:
+        """Return whether V and the sum are finite."""
+        return in_range(self.v) and in_range(self.total)
 
     # --- Saving ---------------------------------------------------------------------------------
 

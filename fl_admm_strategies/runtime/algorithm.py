@@ -8,7 +8,6 @@ what is saved and when a run stops is the business of the other files here.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,9 +59,6 @@ class Algorithm(ABC):
     in_rounds : bool
         Whether a round takes in the replies of all that it asked. Flower's legacy API, and loops of
         one's own, can do nothing else.
-    stays_finite : bool
-        Whether no checked upload can make the state infinite. Its updates are never undone then,
-        and nothing of the state is copied to be able to.
     stateless : bool
         Whether what a client uploads depends on nothing but its data and what it was sent in that
         round. Then it counts for `privacy` that nobody knows who was drawn.
@@ -92,12 +88,10 @@ class Algorithm(ABC):
     kinds: ClassVar[Mapping[str, str]]
     remedy: ClassVar[str] = "a smaller lr"
     in_rounds: ClassVar[bool] = True
-    stays_finite: ClassVar[bool] = False
     stateless: ClassVar[bool] = False
     counted_by: Literal["size", "uniform"] | None = None
     seed: int
     wire_dtype: WireDtype = None
-    state_on_disk: str | os.PathLike[str] | None = None
     train_metrics_aggr_fn: MetricsAggrFn | None = None
     evaluate_metrics_aggr_fn: MetricsAggrFn | None = None
     state: Any
@@ -161,10 +155,8 @@ class Algorithm(ABC):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Change the state by the checked replies of a round, given in the order of client ids.
 
-        There is at least one reply. An update is a transaction over `state`: the runtime may undo
-        it and run it again from the same state, without uploads that made the state infinite. So it
-        changes nothing else. What depends on what a client was sent is in ``reply.asked``: the
-        settings, and what follows from the clients there are, may have changed since then.
+        There is at least one reply. What depends on what a client was sent is in ``reply.asked``:
+        the settings, and what follows from the clients there are, may have changed since then.
         """
 
     @abstractmethod

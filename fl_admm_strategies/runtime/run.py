@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from logging import INFO, WARNING
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,10 +33,17 @@ from .outgoing import Outgoing
 from .privacy import Privacy
 from .record import Record
 from .saving.resume import Resume
-from .saving.state import BASE, Saved, arrays_of, check_base, keep_in, load_arrays, parts_by_client
+from .saving.state import (
+    BASE,
+    Saved,
+    arrays_of,
+    check_base,
+    is_finite,
+    load_arrays,
+    parts_by_client,
+)
 from .saving.underway import UNDERWAY, Underway
 from .trust.bound import Bound
-from .trust.guard import Guard, is_finite
 from .trust.health import Health
 from .trust.intake import Intake
 from .trust.layout import Layout
@@ -85,7 +91,7 @@ class Run:
         algorithm = self.algorithm
         self.record, self.resume = Record(), Resume()
         self.health = Health(patience, type(algorithm).__name__, algorithm.remedy)
-        self.guard, self.layout, self.underway = Guard(), Layout(), Underway()
+        self.layout, self.underway = Layout(), Underway()
         self.outgoing = Outgoing(
             algorithm, self.membership, self.sampling, self.resume, self.intake
         )
@@ -165,7 +171,7 @@ class Run:
         self.record.begin(to_array_record(arrays))
         self.health.begin()
         self.last_round, self.num_rounds, self._has_rows = 0, None, False
-        self.guard, self.underway = Guard(), Underway()
+        self.underway = Underway()
         self._num_replies, self._is_open = 0, False
         if exchange is not None and algorithm.method is not None:
             complete = partial(self.outgoing.complete, 0, {**(config or {}), "handshake": True})
@@ -183,8 +189,6 @@ class Run:
         algorithm, first = self.algorithm, self.layout.to_send()
         algorithm.trained, algorithm.model_spec = self.layout.trained, spec_of(first)
         algorithm.state = algorithm.init_state({n: np.array(a) for n, a in first.items()})
-        if algorithm.state_on_disk is not None:
-            keep_in(Path(algorithm.state_on_disk), algorithm.state)
 
     def handshake(self, exchange: Exchange, config: Mapping[str, Any]) -> None:
         """Ask all clients what the algorithm must know before round 1, unless it knows already.
@@ -398,8 +402,10 @@ class Run:
         held = self.bound.hold(server_round, uploads, self._measured_from, len(self.membership.ids))
         for client, reason in held.refused.items():
             self.intake.refuse(server_round, client, reason)
-        accepted = self._update_state(server_round, held.replies) if held.replies else {}
-        if not accepted:
+        accepted = held.replies
+        if accepted:
+            self._update_state(server_round, accepted)
+        else:
             log(WARNING, "round %s: no usable reply, nothing changes", server_round)
             self._on_state_lost(server_round, lost)
             if not lost:
@@ -486,35 +492,19 @@ class Run:
             )
         algorithm.adopt(fitting, self._num_replies)
 
-    def _update_state(self, server_round: int, replies: dict[int, Reply]) -> dict[int, Reply]:
-        """Let replies change the state; return those that did.
-
-        Those that would make it infinite are refused by name, and it is as if they had not come.
-        """
-        algorithm, joining = self.algorithm, set(self.membership.joining)
-
-        def take(some: dict[int, Reply]) -> None:
-            self._add_members(server_round, [client for client in some if client in joining])
-            algorithm.update(
-                server_round, self.privacy.noised(server_round, some, algorithm.take_noise)
-            )
-
-        if algorithm.stays_finite:
-            take(replies)
-            kept = replies
-        else:
-            kept = self.guard.update(algorithm.state, self.membership, replies, take)
-        if joined := [client for client in kept if client in joining]:
+    def _update_state(self, server_round: int, replies: dict[int, Reply]) -> None:
+        """Let replies change the state."""
+        algorithm = self.algorithm
+        if joined := [client for client in replies if client in self.membership.joining]:
+            self._add_members(server_round, joined)
             log(INFO, "round %s: clients %s belong to the run now", server_round, listing(joined))
-        for client in replies.keys() - kept.keys():
-            reason = f"with its numbers, up to {replies[client].largest:.2g}, the state is infinite"
-            self.intake.refuse(server_round, client, reason)
-        return kept
+        with np.errstate(over="ignore", invalid="ignore"):  # `check_finite` reports a divergence
+            algorithm.update(
+                server_round, self.privacy.noised(server_round, replies, algorithm.take_noise)
+            )
 
     def _add_members(self, server_round: int, clients: Sequence[int]) -> None:
         """Take clients into the run whose first reply was accepted."""
-        if not clients:
-            return
         rows = self._new_rows({client: self.membership.joining[client] for client in clients})
         places = self.membership.admit(clients, server_round)
         for part in parts_by_client(self.algorithm.state):
@@ -620,7 +610,7 @@ class Run:
         A resumed run calls them again before it goes on.
         """
         is_last = 0 < server_round == self.last_round
-        if self.resume.history is None or not is_last or not is_finite(self.algorithm.state, ()):
+        if self.resume.history is None or not is_last or not is_finite(self.algorithm.state):
             return False
         self._save(server_round, self.record.entry(server_round))
         return True
@@ -662,9 +652,8 @@ class Run:
     def _load(self, saved: Saved) -> None:
         state, base = under(_STATE, saved), under(BASE, saved)
         try:
-            self.guard.begin(state)
             load_arrays(self.algorithm.state, state, type(self.algorithm).__name__)
-            if not is_finite(self.algorithm.state, ()):
+            if not is_finite(self.algorithm.state):
                 raise ValueError("it is not finite, which no run's is")
             for part in (self.membership, self.sampling, self.bound, self.privacy):
                 part.load_state_arrays(base)

@@ -114,9 +114,6 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         nothing of 32 bits is saved downwards, where the duals are in the strategy and clients start
         at the global model (the default): each gets its dual as well then, in every round. See
         docs/scaling.md.
-    state_on_disk : str or path, optional
-        Folder for what is kept by client, in files of this run that it maps into memory, from 64
-        MiB on: more clients than fit into memory. See docs/scaling.md.
     seed : int (default: 0)
         The one seed of the run: client sampling and, through the messages, the clients' own
         randomness follow from it.
@@ -145,7 +142,6 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     train_metrics_aggr_fn: MetricsAggrFn | None = None
     evaluate_metrics_aggr_fn: MetricsAggrFn | None = None
     wire_dtype: WireDtype = None
-    state_on_disk: str | os.PathLike[str] | None = None
     seed: WholeNumber = 0
 
     fraction_train = 1.0  # settings of `SampledStrategy`

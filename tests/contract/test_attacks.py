@@ -34,9 +34,8 @@ from fl_admm_strategies import (
     StatefulStrategy,
 )
 from fl_admm_strategies.algorithms import fedadmm, flame
-from fl_admm_strategies.maths.checks import largest_allowed
-from fl_admm_strategies.runtime.saving.state import arrays_of
-from tests.support.cases import CASES, CHEAP, NUM_CLIENTS, Case, grid_of
+from fl_admm_strategies.runtime.trust.intake import LARGEST
+from tests.support.cases import CASES, CHEAP, Case, grid_of
 from tests.support.federation import (
     KeyedGrid,
     Mean,
@@ -71,12 +70,7 @@ def upload(value: float, client: int = VICTIM) -> Spoil:
     return spoil
 
 
-def without_victim(strategy: StatefulStrategy) -> StatefulStrategy:
-    """Leave the victim out of what round 2 asks."""
-    return not_asking(strategy, {2: [VICTIM]})
-
-
-# --- Finite uploads, infinite state ---------------------------------------------------------------
+# --- Finite uploads that are too large ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,110 +79,14 @@ def without_victim(strategy: StatefulStrategy) -> StatefulStrategy:
 def test_an_upload_too_large_for_any_sum_is_refused_by_name(case: Case, warned: Warned) -> None:
     strategy = case.strategy(seed=1, fraction_evaluate=0)
     attacked = 1 if case.name == "FedEASE" else 2  # a client of FedEASE uploads once
-    largest = {np.dtype(np.float32): 3e38, np.dtype(np.float64): 1e308}
     grid = grid_of(case)
-
-    def spoil(replies: list[Message]) -> list[Message]:
-        (dtype, *_) = {d for _, d in strategy.upload_spec().values() if d.kind == "f"}
-        return upload(largest[dtype])(replies)
-
-    grid.spoil = {attacked: spoil}
+    grid.spoil = {attacked: upload(1.01 * LARGEST)}
     strategy.start(grid, case.initial_arrays(), 2)
     assert len(warned()) == len(warned(f"round {attacked}", f"client {VICTIM}")) == 1
     expected = case.strategy(seed=1, fraction_evaluate=0)
     not_asking(expected, {attacked: [VICTIM]})
     expected.start(grid_of(case), case.initial_arrays(), 2)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
-
-
-# rho so large that rho (u - w) overflows float32: 1e10 * 4e33. Each of these lets it into its sum
-# in another place: the dual, w_i, the message. Without a bound, which would refuse it before.
-OVERFLOWING: dict[str, tuple[Callable[..., StatefulStrategy], type[NumPyClient]]] = {
-    "FedADMM": (lambda **base: FedADMM(rho=1e10, lr=1e-12, **base), FedADMMClient),
-    "FLAME": (lambda **base: FLAME(lam=1e10, rho=1e5, lr=1e-12, **base), FLAMEClient),
-    "LpProjADMM": (
-        lambda **base: LpProjADMM(lam=1e10, rho=1e5, lr=1e-12, dimension=3, **base),
-        LpProjADMMClient,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", fast(["FedADMM"], OVERFLOWING))
-def test_an_update_that_overflows_is_done_without_the_replies_that_made_it(
-    name: str, warned: Warned
-) -> None:
-    make, client_class = OVERFLOWING[name]
-    case = Case(name, make, client_class)
-
-    def two(replies: list[Message]) -> list[Message]:
-        return upload(-4e33, client=1)(upload(4e33)(replies))
-
-    strategy = make(seed=1, fraction_evaluate=0, max_norm=math.inf)
-    strategy.start(grid_of(case, spoil={2: two}), initial_arrays(), 3)
-    assert len(warned()) == 2
-    assert all(len(warned("round 2", f"client {client}", "4e+33")) == 1 for client in (1, VICTIM))
-    assert sorted(strategy.train_metrics[2]) == [0, 2, 4, 5]
-    assert sorted(strategy.train_metrics[3]) == list(range(NUM_CLIENTS))
-    for key, array in strategy.state_dict().items():
-        if key != "base/initial_examples":
-            assert np.isfinite(array).all(), key
-
-
-def test_the_state_is_as_if_the_culprit_had_not_been_asked() -> None:
-    make, client_class = OVERFLOWING["FedADMM"]
-    case = Case("FedADMM", make, client_class)
-    strategy = make(seed=1, fraction_evaluate=0, max_norm=math.inf)
-    strategy.start(grid_of(case, spoil={2: upload(4e33)}), initial_arrays(), 2)
-    expected = without_victim(make(seed=1, fraction_evaluate=0, max_norm=math.inf))
-    expected.start(grid_of(case), initial_arrays(), 2)
-    assert_same_bits(strategy.state_dict(), expected.state_dict())
-
-
-def test_a_joining_client_whose_upload_overflows_does_not_belong_to_the_run(
-    warned: Warned,
-) -> None:
-    make, client_class = OVERFLOWING["FedADMM"]
-
-    class Grid(RestlessGrid):
-        def send_and_receive(self, messages: Any, **options: Any) -> Any:
-            replies = super().send_and_receive(messages, **options)
-            return upload(4e33, client=VICTIM)(replies) if self.server_round == 2 else replies
-
-    grid = Grid(
-        client_app(client_fn_of(client_class)), [0, 1, 2, 3], {0: [2, 3, 4], 2: [2, 3, 4, 5]}
-    )
-    strategy = make(seed=1, fraction_evaluate=0, max_norm=math.inf)
-    members: dict[int, list[int]] = {}
-    strategy.start(
-        grid,
-        initial_arrays(),
-        3,
-        on_round=lambda server_round, _: members.update({server_round: [*strategy.client_ids]}),
-    )
-    assert members == {1: [0, 1, 2], 2: [0, 1, 2], 3: [0, 1, 2, 3]}
-    assert warned("client 3", "round 2")
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.strategy().stays_finite], ids=lambda case: case.name
-)
-def test_a_method_that_says_so_stays_finite(case: Case) -> None:
-    """Whatever the checks let pass, in every stage of FPFC's search and of a path of lambdas."""
-    most = 0.999 * largest_allowed(np.dtype(np.float32))
-    strategy = case.strategy(seed=1, fraction_evaluate=0, consensus_rounds=1)
-
-    def spoil(server_round: int) -> Spoil:
-        changing = most if server_round % 2 else -most
-        return lambda replies: upload(changing, client=1)(upload(most)(replies))
-
-    def check(server_round: int, _: Mapping[str, float]) -> None:
-        for name, array in arrays_of(strategy.state).items():
-            if name not in ("source/value", "source/values", "source/result"):  # may be none
-                assert np.isfinite(array).all(), name
-
-    grid = grid_of(case, spoil={server_round: spoil(server_round) for server_round in range(1, 13)})
-    strategy.start(grid, case.initial_arrays(), 12, on_round=check)
-    assert {1, VICTIM} <= strategy.train_metrics[1].keys()
 
 
 # --- What left must be gone -----------------------------------------------------------------------

@@ -45,7 +45,7 @@ WORDS = {
     # Yes or no; objects; and what has tests of its own.
     "published everyone_trains per_class report_diagnostics report_gradient consensus_rounds": ANY,
     "delay initial_models max_staleness nu penalty privacy regularizer validation_share": ANY,
-    "client_keys clustered state_on_disk weighted_by_key wire_dtype aggregation malicious": ANY,
+    "client_keys clustered weighted_by_key wire_dtype aggregation malicious": ANY,
 }
 KINDS = {name: kind for words, kind in WORDS.items() for name in words.split()}
 STRICTER = {

@@ -109,7 +109,6 @@ class FPFC(PenaltySetting):
     paper: ClassVar = "Yu, Liu, Wang, Sun, arXiv:2211.04218"
     # The penalty bounds v_ij; all else are means and differences of models. A copy would take as
     # much memory as the pairs.
-    stays_finite: ClassVar = True
     why_not_adopted = (
         "it is the mean of what every client has for itself, and leads to none of these"
     )

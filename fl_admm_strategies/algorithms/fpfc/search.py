@@ -231,7 +231,7 @@ class GroupSearch(PenaltySource):
         for client in clients:
             self.found.remove(client)
 
-    def is_finite(self, clients: Iterable[int]) -> bool:
+    def is_finite(self) -> bool:
         """Return whether all models are finite."""
         found, tried = self.found, self.found.candidates
         by_client = (found.probes, found.local)

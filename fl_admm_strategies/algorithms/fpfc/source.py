@@ -267,10 +267,6 @@ class PenaltySource(ByClient):
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
         """Forget clients."""
 
-    def is_finite(self, clients: Iterable[int]) -> bool:
-        """Return whether all models that are kept here are finite."""
-        return True
-
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the variables as plain arrays: what was given, what was set since, as text."""
         replacement = "" if self.replacement is None else penalty_to_text(self.replacement)

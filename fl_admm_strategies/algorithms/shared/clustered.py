@@ -95,7 +95,7 @@ class Clusters(ByClient):
         for client in clients:
             self.of.pop(client, None)
 
-    def is_finite(self, clients: Iterable[int]) -> bool:
+    def is_finite(self) -> bool:
         """Return whether all models are finite."""
         return all(in_range(array) for model in self.models for array in model.values())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -209,16 +209,6 @@ class Membership:
         known = [client for client in clients if client in self]
         self.last_accepted |= dict.fromkeys(known, 0)
         self._current.difference_update(known)
-
-    def snapshot(self) -> Callable[[], None]:
-        """Return what puts back who belongs to the run."""
-        saved, joining, keys = dict(vars(self)), dict(self.joining), self.owners.keys
-
-        def undo() -> None:
-            vars(self).update(saved, joining=dict(joining))
-            self.owners.keys = keys
-
-        return undo
 
     # ------------------------------------------------------------------------------------------
     # Saving

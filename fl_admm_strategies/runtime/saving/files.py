@@ -29,7 +29,7 @@ PART = ".part"
 """The ending of a file that is being written."""
 
 MAPPED_FROM = 2**30
-"""Bytes from which on a file is mapped into memory and not read: see `state_on_disk`."""
+"""Bytes from which on a file is mapped into memory and not read."""
 
 _DTYPES = {
     **{f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IUF" for size in (2, 4, 8)},

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, any_length, check_saved, prefixed, spec_of, under
-from ...maths.checks import listing
+from ...maths.checks import in_range, listing
 from ...maths.clienttable import ByClient
 from ..members.owners import read_owners
-from .files import make_folder
 
 BASE = "base/"
 """Before the names of what a run saves itself."""
@@ -124,23 +122,19 @@ def parts_by_client(state: Any) -> list[ByClient]:
     return [value for _, value in _fields(state) if isinstance(value, ByClient)]
 
 
-def keep_in(folder: Path, state: Any) -> None:
-    """Have what a state keeps by client in files in a folder, where it is large.
+def is_finite(state: Any) -> bool:
+    """Return whether a state's shared arrays are finite; rows of single clients are not read."""
+    return all(_is_finite(value) for _, value in _fields(state))
 
-    Raises
-    ------
-    ValueError
-        If there can be no such folder.
-    """
-    try:
-        make_folder(folder)
-    except OSError as error:
-        raise ValueError(
-            f"state_on_disk is {str(folder)!r}, which cannot be made ({error.strerror}). Give a "
-            "folder on a disk with room for what is kept of all clients."
-        ) from error
-    for part in parts_by_client(state):
-        part.keep_in(folder)
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, ByClient):
+        return value.is_finite()
+    if isinstance(value, np.ndarray):
+        return in_range(value)
+    if isinstance(value, Mapping):
+        return all(map(in_range, value.values()))
+    return is_finite(value) if is_dataclass(value) else True
 
 
 def check_initial_arrays(arrays: Arrays) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from flwr.common import log
 
 from ..messages.records import Reply
-from .guard import is_finite
+from ..saving.state import is_finite
 
 INITIAL_LOSS, LOSS = "initial-loss", "loss"
 """What a client reports: its training loss before its first step, once, and that of a round."""
@@ -163,9 +163,9 @@ class Health:
         }
 
     def note_infinite(self, server_round: int, share: float) -> None:
-        """Warn, once, where that share of the clients, half or more, sent NaN or infinity."""
+        """Warn, once, where that share of the clients, half or more, sent numbers out of range."""
         if share >= 0.5:
-            self._warn(server_round, "what clients sent is not finite")
+            self._warn(server_round, "what clients sent is not finite, or beyond 1e12")
 
     def _warn(self, server_round: int, what: str) -> None:
         if not self._warned:
@@ -201,7 +201,7 @@ class Health:
 
     def check_finite(self, state: Any, server_round: int) -> None:
         """Raise RuntimeError if the state of a round is not finite."""
-        if not is_finite(state, ()):
+        if not is_finite(state):
             raise RuntimeError(
                 f"The model is not finite after round {server_round}: the run diverged. "
                 f"{self.advice}, or look for clients whose uploads are large. Checkpoints of "

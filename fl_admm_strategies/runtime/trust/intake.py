@@ -12,7 +12,7 @@ from typing import NamedTuple
 from flwr.common import log
 
 from ...maths.blocks import Spec, has_shape
-from ...maths.checks import largest_allowed, largest_of_rows, listing
+from ...maths.checks import largest_of_rows, listing
 from ..members.membership import Membership
 from ..messages.records import (
     MOD_REFUSED,
@@ -30,14 +30,16 @@ from ..messages.stamp import WrongMakerError, check_reply_maker, client_of, is_s
 from ..messages.wire import WIRE_DTYPE
 from .means import MOST, most_examples, weighted_means
 
+LARGEST = 1e12
+"""Of a reply's numbers: sums and squares over the clients of a round stay finite in float32."""
 _MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
 _MOST_METRICS = 300  # of one reply, and the letters of a name: every one is kept for every round
 _LONGEST_NAME = 100
 _NUMBER = (int, float)
 
 
-class NotFiniteError(ValueError):
-    """A reply holds NaN or infinity."""
+class OutOfRangeError(ValueError):
+    """A reply holds NaN, infinity or numbers beyond `LARGEST`."""
 
 
 class AlteredUploadError(WrongMakerError):
@@ -87,7 +89,8 @@ class Intake:
         Whether the last phase had several replies (or that of the only client), all of them made by
         the wrong kind of client.
     infinite : float
-        The share of the clients asked in the last phase that sent NaN or infinity.
+        The share of the clients asked in the last phase that sent NaN, infinity or numbers beyond
+        `LARGEST`.
     """
 
     weighted_by_key: str
@@ -152,7 +155,7 @@ class Intake:
                 except ValueError as error:
                     refused[client] = str(error)
                     wrong |= {client} if isinstance(error, WrongMakerError) else set()
-                    infinite += isinstance(error, NotFiniteError)
+                    infinite += isinstance(error, OutOfRangeError)
                 else:
                     accepted[client] = reply
                     self._has_right_clients = True
@@ -306,9 +309,9 @@ def check_reply(
         if name not in raw.largest:
             (size,) = largest_of_rows(array[None])
         if not math.isfinite(size):
-            raise NotFiniteError(f"'{name}' holds NaN or infinity")
-        if dtype.kind == "f" and size > largest_allowed(dtype):
-            raise ValueError(f"'{name}' holds {size:.2g}, too large for a sum over the clients")
+            raise OutOfRangeError(f"'{name}' holds NaN or infinity")
+        if dtype.kind == "f" and size > LARGEST:
+            raise OutOfRangeError(f"'{name}' holds {size:.2g}, expected numbers up to {LARGEST:g}")
         largest = max(largest, size)
         nbytes += array.nbytes
         checked[name] = array if array.dtype == dtype else array.astype(dtype)

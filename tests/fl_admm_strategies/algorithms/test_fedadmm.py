@@ -18,7 +18,6 @@ from fl_admm_strategies import FedADMM, FedAPM, FedMCADMM, SquaredL2
 from fl_admm_strategies.runtime.messages.records import STEP_SUM
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.saving.state import arrays_of
-from fl_admm_strategies.runtime.trust.guard import snapshot
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
 from tests.support.federation import WatchedGrid, client_fn_of, initial_arrays
 from tests.support.pace import fast
@@ -340,20 +339,3 @@ def test_rho_of_the_papers_form_is_a_number() -> None:
         FedADMM(rho="best")  # type: ignore[arg-type]
     with refused(ValueError, "rho", "0"):
         FedADMM(rho=0)
-
-
-@pytest.mark.parametrize("duals", ["strategy", "client"])
-def test_an_update_that_found_rho_can_be_undone(duals: Any) -> None:
-    grid = scalar_grid((1.0, 2.0, -1.0), (1.0, 6.0, 2.0))
-    strategy = start(FedADMM(lr=0.1, fraction_train=0.34, seed=3, duals=duals), 1, grid)
-    consensus = strategy.state.consensus
-    assert consensus.seeks_rho
-    before = {name: array.copy() for name, array in arrays_of(strategy.state).items()}
-    undo = snapshot(strategy.state, [0])
-    consensus.set_rho(0.5)
-    if duals == "strategy":
-        assert_allclose(consensus.clients.column("pi") / 0.5, before["consensus/pi"] * 2.0**64)
-    undo()
-    after = arrays_of(strategy.state)
-    for name, array in before.items():
-        assert_allclose(after[name], array, rtol=1e-15, err_msg=name)

@@ -256,7 +256,7 @@ def test_a_run_that_diverged_is_a_failed_cell_with_its_reason(tmp_path: Path) ->
     path = tmp_path / "cell.json"
     # One step of each client is finite, the next is not: the model of round 1 is no result.
     one_step = {"algorithm.local-epochs": 1, "training.batch-size": 1000}
-    cells.work(cell_of("fedavg", fedavg__lr=1e15, **one_step), path)
+    cells.work(cell_of("fedavg", fedavg__lr=1e10, **one_step), path)
     found = cells.read(path)
     assert names(found["error"], "round 2", "usable", "diverged")
     assert (found["alias"], found["seed"]) == ("fedavg", 1)
