@@ -37,6 +37,7 @@ from fl_admm_strategies.algorithms import fedadmm, flame
 from fl_admm_strategies.runtime.trust.intake import LARGEST
 from tests.support.cases import CASES, CHEAP, Case, grid_of
 from tests.support.federation import (
+    Federation,
     KeyedGrid,
     Mean,
     RestlessGrid,
@@ -242,19 +243,10 @@ def claims(words: Sequence[Any]) -> ClientApp:
 
 
 def mean_run(words: Sequence[Any], online: Mapping[int, Sequence[int]], **base: Any) -> Any:
-    class Grid(RestlessGrid):
-        def __init__(self) -> None:
-            InProcessGrid.__init__(
-                self,
-                claims(words),
-                len(words),
-                node_configs=[{"number": number} for number in range(len(words))],
-            )
-            self.online, self.server_round, self.asked = dict(online), 0, []
-            self.deaf_for = 0
-
+    configs = [{"number": number} for number in range(len(words))]
+    grid = Federation(claims(words), len(words), online, node_configs=configs)
     strategy = Mean(seed=1, fraction_evaluate=0, node_timeout=5, **base)
-    strategy.start(Grid(), TWO, 3)
+    strategy.start(grid, TWO, 3)
     return strategy
 
 
@@ -369,7 +361,7 @@ def test_who_claims_the_id_of_an_absent_client_gets_nothing_of_it(warned: Warned
     strategy = CHEAP.strategy(seed=1)
     strategy.start(grid, CHEAP.initial_arrays(), 3)
     assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 2]}
-    assert grid.sent[5] == [("query", 0)]
+    assert grid.words[5] == [("query", 0)]
     assert len(warned("node 5")) == 1
 
 

@@ -27,7 +27,6 @@ from tests.support.cases import (
     sampling,
 )
 from tests.support.federation import (
-    Shuffled,
     WatchedGrid,
     assert_same_runs,
     client_fn_of,
@@ -65,12 +64,12 @@ def run_numbered(
     strategy = case.strategy(fraction_train=0.67, fraction_evaluate=0.5, seed=1)
     config = ConfigRecord({"case": case.name, "number": number, "legacy": context is not None})
     configs: dict[str, Any] = {"train_config": config, "evaluate_config": config}
-    arrays, shuffled = case.initial_arrays(), Shuffled(grid, number)
+    arrays = case.initial_arrays()
     if context is None:
-        strategy.start(shuffled, arrays, 2, evaluate_every=2, **configs)
+        strategy.start(grid, arrays, 2, evaluate_every=2, **configs)
     else:
         legacy = LegacyStrategy(strategy, arrays, evaluate_every=2, **configs)
-        run_workflow(shuffled, legacy, 2, context)
+        run_workflow(grid, legacy, 2, context)
     return strategy
 
 

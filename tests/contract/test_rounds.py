@@ -31,7 +31,6 @@ from tests.support.cases import (
     sampling,
 )
 from tests.support.federation import (
-    Shuffled,
     WatchedGrid,
     assert_same_bits,
     assert_same_runs,
@@ -46,7 +45,7 @@ from tests.support.refusals import Warned, names
 @at_any_pace
 def test_one_seed_gives_the_same_bits_in_any_order_and_another_seed_others(case: Case) -> None:
     first, _ = plain(case)
-    assert_same_runs(run(case, Shuffled(grid_of(case), 1), strategy=sampling(case)), first)
+    assert_same_runs(run(case, grid_of(case, shuffled=1), strategy=sampling(case)), first)
     other = run(case, grid_of(case), strategy=sampling(case, seed=2))
     if case.everybody_trains:
         assert differs(arrays_of(other.state), arrays_of(first.state))

@@ -1,4 +1,4 @@
-"""What several test modules share: a small federation, and a grid that watches and spoils."""
+"""The federation of the tests: a small model and its data, clients, a grid, comparisons."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.app import ArrayRecord, Context, Message, MessageType
+from flwr.app import Array, ArrayRecord, Context, Message, MessageType
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import ServerApp
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -87,9 +88,19 @@ def make_client(client_class: Callable[..., NumPyClient], context: Context) -> N
     )
 
 
-def client_fn_of(client_class: Callable[..., NumPyClient]) -> ClientFn:
+Raises = Mapping[int, Sequence[int]]
+"""By client, the rounds in which its training raises, when its state has changed."""
+
+
+def client_fn_of(
+    client_class: Callable[..., NumPyClient], raises: Raises | None = None
+) -> ClientFn:
     def client_fn(context: Context) -> Any:
-        return make_client(client_class, context).to_client()
+        client = make_client(client_class, context)
+        if raises is not None:
+            rounds = raises.get(int(context.node_config["partition-id"]), ())
+            client = Raising(client, rounds)
+        return client.to_client()
 
     return client_fn
 
@@ -163,97 +174,9 @@ class Raising(NumPyClient):
         return self.client.evaluate(parameters, config)
 
 
-def raising_client_fn(
-    client_class: Callable[..., NumPyClient], when: Mapping[int, Sequence[int]]
-) -> ClientFn:
-    """Return a client_fn whose clients fail as ``when[client id] = rounds`` says."""
+raising_client_fn = client_fn_of
 
-    def client_fn(context: Context) -> Any:
-        client = make_client(client_class, context)
-        rounds = when.get(int(context.node_config["partition-id"]), ())
-        return Raising(client, rounds).to_client()
-
-    return client_fn
-
-
-class WatchedGrid(InProcessGrid):
-    """Keeps the messages of every phase; `spoil` may change the replies of training rounds.
-
-    Attributes
-    ----------
-    sent, received : list of (message type, round, list of Message)
-    spoil : dict of int to callable
-        By round, what is done to the list of training replies.
-    """
-
-    def __init__(self, *args: Any, spoil: Mapping[int, Spoil] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.spoil = dict(spoil or {})
-        self.sent: list[tuple[str, int, list[Message]]] = []
-        self.received: list[tuple[str, int, list[Message]]] = []
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        messages = list(messages)
-        replies = super().send_and_receive(messages, timeout=timeout)
-        if messages:
-            kind = messages[0].metadata.message_type
-            server_round = int(messages[0].metadata.group_id)
-            if kind == MessageType.TRAIN and server_round in self.spoil:
-                replies = self.spoil[server_round](replies)
-                for reply in replies:  # who lies would seal what it sends
-                    for record in (
-                        () if reply.has_error() else reply.content.metric_records.values()
-                    ):
-                        record.pop(SEAL, None)
-            self.sent.append((kind, server_round, messages))
-            self.received.append((kind, server_round, replies))
-        return replies
-
-    def phase(self, kind: str, server_round: int) -> list[Message]:
-        """Return the messages that went out in a phase."""
-        return next(m for k, r, m in self.sent if (k, r) == (kind, server_round))
-
-    def replies(self, kind: str, server_round: int) -> list[Message]:
-        """Return the replies that came in a phase."""
-        return next(m for k, r, m in self.received if (k, r) == (kind, server_round))
-
-
-class Shuffled(Grid):
-    """Another grid, whose nodes and replies come in an order of chance."""
-
-    def __init__(self, grid: Grid, seed: int) -> None:
-        self.grid, self.random = grid, random.Random(seed)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
-        self.random.shuffle(replies)
-        return replies
-
-    def get_node_ids(self) -> list[int]:
-        nodes = list(self.grid.get_node_ids())
-        self.random.shuffle(nodes)
-        return nodes
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.grid.pull_messages(message_ids)
-
-    def set_run(self, run: Any) -> None:
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self.grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self.grid.create_message(*args, **kwargs)
-
+# --- The federation -------------------------------------------------------------------------------
 
 Online = Mapping[int, Sequence[int]]
 """The connected nodes by round; a round that is missing is like the one before it."""
@@ -266,13 +189,55 @@ FROM_ROUND_3: Online = {0: [2, 3, 4], 3: [2, 3, 4, 5]}
 # Client 1 is away from round 3 on; in round 6 it is back on another node.
 GONE_AND_BACK: Online = {0: [2, 3, 4], 3: [2, 4], 6: [2, 4, 5]}
 
+AWAY = "away"
+"""The fault of a message that does not arrive; the others are of a reply."""
 
-class RestlessGrid(InProcessGrid):
-    """Nodes with the given partition ids, of which only some are connected in a round.
+Faults = Mapping[int, Mapping[int, str]]
+"""By client, the training rounds in which its message or its reply has a fault, and which."""
+
+
+def _with_last_array(change: Callable[[NDArray[Any]], NDArray[Any]]) -> Spoil:
+    def spoil(replies: list[Message]) -> list[Message]:
+        for reply in replies:
+            # A method that uploads nothing expects no array, so that another one is a fault.
+            arrays = dict(reply.content.array_records["arrays"]) or {"extra": Array(np.zeros(2))}
+            name = list(arrays)[-1]
+            arrays[name] = Array(change(arrays[name].numpy()))
+            reply.content["arrays"] = ArrayRecord(arrays)
+        return replies
+
+    return spoil
+
+
+FAULTS: dict[str, Spoil] = {
+    "wrong shape": _with_last_array(lambda array: array.reshape(-1)[:-1]),
+    "NaN": _with_last_array(lambda array: np.full_like(array, np.nan)),
+    "too large": _with_last_array(lambda array: np.full_like(array, np.finfo(array.dtype).max)),
+    "lost": lambda replies: [],
+    "twice": lambda replies: [*replies, *replies],
+}
+
+
+class Federation(InProcessGrid):
+    """Clients in this process: a test reads and spoils messages; nodes come and go.
+
+    Parameters
+    ----------
+    app : ClientApp
+    clients : int or sequence of int
+        How many nodes there are, or the client of each: these say that there are three. The first
+        node has the id 2.
+    online : Online, optional
+        The connected nodes by round; by default all of them.
+    spoil : dict of int to callable, optional
+        By round, what is done to the list of training replies.
+    faults : Faults, optional
+    shuffled : int, optional
+        The seed of the order in which nodes and replies come.
 
     Attributes
     ----------
-    online : Online
+    sent, received : list of (message type, round, list of Message)
     server_round : int
         The round of the last training message.
     asked : list of int
@@ -281,17 +246,40 @@ class RestlessGrid(InProcessGrid):
         How often `pull_messages` has nothing to say.
     """
 
-    def __init__(self, app: ClientApp, partitions: Sequence[int], online: Online) -> None:
-        configs = [{"partition-id": p, "num-partitions": 3} for p in partitions]
-        super().__init__(app, len(partitions), node_configs=configs)
-        self.online = dict(online)
+    def __init__(
+        self,
+        app: Any,
+        clients: int | Sequence[int],
+        online: Online | None = None,
+        *,
+        spoil: Mapping[int, Spoil] | None = None,
+        faults: Faults | None = None,
+        shuffled: int | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(clients, int):
+            configs = [
+                {"partition-id": client, "num-partitions": len(INITIAL)} for client in clients
+            ]
+            options = {"node_configs": configs, **options}
+        super().__init__(app, clients if isinstance(clients, int) else len(clients), **options)
+        self.spoil, self.faults = dict(spoil or {}), faults or {}
+        self.online = None if online is None else dict(online)
+        self.random = None if shuffled is None else random.Random(shuffled)
+        self.sent: list[tuple[str, int, list[Message]]] = []
+        self.received: list[tuple[str, int, list[Message]]] = []
         self.server_round = 0
         self.asked: list[int] = []
         self.deaf_for = 0
 
     def get_node_ids(self) -> list[int]:
-        known = [r for r in self.online if r <= self.server_round + 1]
-        return list(self.online[max(known)])
+        nodes = super().get_node_ids()
+        if self.online is not None:
+            known = [r for r in self.online if r <= self.server_round + 1]
+            nodes = list(self.online[max(known)])
+        if self.random is not None:
+            self.random.shuffle(nodes)
+        return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         messages = list(messages)
@@ -309,6 +297,58 @@ class RestlessGrid(InProcessGrid):
             return []
         return super().pull_messages(message_ids)
 
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        messages = list(messages)
+        delivered = [m for m in messages if self._fault(m, m.metadata.dst_node_id) != AWAY]
+        replies = super().send_and_receive(delivered, timeout=timeout)
+        if messages:
+            kind = messages[0].metadata.message_type
+            server_round = int(messages[0].metadata.group_id or 0)
+            replies = self._spoiled(replies, kind, server_round)
+            self.sent.append((kind, server_round, messages))
+            self.received.append((kind, server_round, replies))
+        if self.random is not None:
+            self.random.shuffle(replies)
+        return replies
+
+    def _spoiled(self, replies: list[Message], kind: str, server_round: int) -> list[Message]:
+        arrived: list[Message] = []
+        for reply in replies:
+            fault = FAULTS.get(self._fault(reply, reply.metadata.src_node_id))
+            arrived += [reply] if fault is None else fault([reply])
+        if kind != MessageType.TRAIN or server_round not in self.spoil:
+            return arrived
+        arrived = self.spoil[server_round](arrived)
+        for reply in arrived:  # a malicious client would seal what it sends
+            for record in () if reply.has_error() else reply.content.metric_records.values():
+                record.pop(SEAL, None)
+        return arrived
+
+    def _fault(self, message: Message, node: int) -> str:
+        if message.metadata.message_type != MessageType.TRAIN:
+            return ""
+        own = self.faults.get(node - node_of(0), {})
+        return own.get(int(message.metadata.group_id or 0), "")
+
+    def phase(self, kind: str, server_round: int) -> list[Message]:
+        """Return the messages that went out in a phase."""
+        return next(m for k, r, m in self.sent if (k, r) == (kind, server_round))
+
+    def replies(self, kind: str, server_round: int) -> list[Message]:
+        """Return the replies that came in a phase."""
+        return next(m for k, r, m in self.received if (k, r) == (kind, server_round))
+
+    def forget(self, client: int) -> None:
+        """Take from a client all that it keeps."""
+        state = self.context(node_of(client)).state
+        for key in list(state):
+            del state[key]
+
+
+WatchedGrid = RestlessGrid = Federation
+
 
 @cache
 def public_key(site: int) -> bytes:
@@ -317,25 +357,25 @@ def public_key(site: int) -> bytes:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-class KeyedGrid(RestlessGrid):
-    """Nodes that have keys, as SuperNodes do: each its own, or those of the given sites.
+class KeyedGrid(Federation):
+    """A federation of nodes that have keys, as SuperNodes do: each its own, or a site's.
 
     Attributes
     ----------
-    sent : dict of int to list of (str, int)
+    words : dict of int to list of (str, int)
         By node, the type of each message to it, and how many arrays it held.
     """
 
     def __init__(
         self,
         app: ClientApp,
-        partitions: Sequence[int],
+        clients: Sequence[int],
         online: Online,
         sites: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(app, partitions, online)
-        self.sites = range(len(partitions)) if sites is None else sites
-        self.sent: dict[int, list[tuple[str, int]]] = {}
+        super().__init__(app, clients, online)
+        self.sites = range(len(clients)) if sites is None else sites
+        self.words: dict[int, list[tuple[str, int]]] = {}
 
     def get_nodes(self) -> list[NodeInfo]:
         return [
@@ -348,7 +388,7 @@ class KeyedGrid(RestlessGrid):
         for message in messages:
             arrays = sum(map(len, message.content.array_records.values()))
             word = (message.metadata.message_type, arrays)
-            self.sent.setdefault(message.metadata.dst_node_id, []).append(word)
+            self.words.setdefault(message.metadata.dst_node_id, []).append(word)
         return super().push_messages(messages)
 
 
@@ -374,11 +414,43 @@ def trained(strategy: StatefulStrategy) -> dict[int, list[int]]:
     return {r: sorted(clients) for r, clients in strategy.train_metrics.items()}
 
 
+def method_state(strategy: StatefulStrategy) -> dict[str, NDArray[Any]]:
+    """Return the part of a strategy's state that is its method's."""
+    state = strategy.state_dict()
+    return {name: array for name, array in state.items() if name.startswith("state/")}
+
+
 def assert_same_runs(actual: StatefulStrategy, expected: StatefulStrategy) -> None:
-    """Compare what two runs ended with, and what was measured in them."""
+    """Compare what two runs ended with, and what was measured in them, to the bit."""
     assert_same_bits(actual.state_dict(), expected.state_dict())
     assert actual.train_metrics == expected.train_metrics
     assert actual.evaluate_metrics == expected.evaluate_metrics
+
+
+def assert_equal_to_rounding(actual: StatefulStrategy, expected: StatefulStrategy) -> None:
+    """Compare the same in runs whose sums may be in another order."""
+    assert_close(method_state(actual), method_state(expected))
+    for found, wanted in (
+        (actual.train_metrics, expected.train_metrics),
+        (actual.evaluate_metrics, expected.evaluate_metrics),
+    ):
+        assert {r: list(clients) for r, clients in found.items()} == {
+            r: list(clients) for r, clients in wanted.items()
+        }
+        for server_round, clients in wanted.items():
+            for client, metrics in clients.items():
+                assert found[server_round][client] == pytest.approx(metrics, rel=1e-3, abs=1e-4)
+
+
+def assert_close(
+    actual: Mapping[str, NDArray[Any]],
+    expected: Mapping[str, NDArray[Any]],
+    rtol: float = 1e-3,
+    atol: float = 1e-4,
+) -> None:
+    assert actual.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(actual[name], array, rtol=rtol, atol=atol, err_msg=name)
 
 
 def node_of(client: int) -> int:

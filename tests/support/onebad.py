@@ -64,12 +64,12 @@ class OneBad(RestlessGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return self._spoiled(super().pull_messages(message_ids))
+        return self._answered(super().pull_messages(message_ids))
 
     def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
-        return self._spoiled(super().send_and_receive(messages, timeout=timeout))
+        return self._answered(super().send_and_receive(messages, timeout=timeout))
 
-    def _spoiled(self, replies: list[Message]) -> list[Message]:
+    def _answered(self, replies: list[Message]) -> list[Message]:
         found, self._held = self._held, []
         for reply in replies:
             stage = self._stage_of.get(reply.metadata.reply_to_message_id)

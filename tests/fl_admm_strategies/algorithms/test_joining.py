@@ -197,14 +197,14 @@ class Recording(RestlessGrid):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.sent: dict[tuple[int, int], RecordDict] = {}
+        self.messages: dict[tuple[int, int], RecordDict] = {}
 
     def push_messages(self, messages: Any) -> list[str]:
         messages = list(messages)
         for message in messages:
             if message.metadata.message_type == MessageType.TRAIN:
                 key = (int(message.metadata.group_id), message.metadata.dst_node_id)
-                self.sent[key] = message.content
+                self.messages[key] = message.content
         return super().push_messages(messages)
 
 
@@ -231,10 +231,10 @@ def test_a_client_that_joins_fpfc_first_trains_on_its_own_from_the_global_model(
 
     grid = Recording(client_app(client_fn_of(FPFCClient)), PARTITIONS, FROM_ROUND_3)
     strategy.start(grid, initial_arrays(), 4, on_round=on_round)
-    first = grid.sent[3, 5]
+    first = grid.messages[3, 5]
     assert first.config_records["config"]["rho"] == 0
     assert_allclose(vector_of(first["arrays.start"]), models[2].mean(axis=0), rtol=1e-6)
-    second = grid.sent[4, 5]
+    second = grid.messages[4, 5]
     assert second.config_records["config"]["rho"] == 1
     assert "arrays.start" not in second
     # v_ij = 0 at first contact, so theta_ij is the proximal operator of the difference itself.
@@ -252,7 +252,7 @@ def test_the_weight_of_a_joining_client_by_size() -> None:
     assert_allclose(
         strategy.state.clients.column("alpha"), np.array([10, 11, 12, 14]) / 35, rtol=1e-15
     )
-    assert grid.sent[3, 5].config_records["config"]["loss-weight"] == 12 / 35 * 3  # m alpha_i
+    assert grid.messages[3, 5].config_records["config"]["loss-weight"] == 12 / 35 * 3  # m alpha_i
     assert strategy.traffic[3].down > strategy.traffic[2].down
 
 
@@ -319,8 +319,8 @@ def test_where_a_joining_client_starts(strategy: Any, client_class: Any, expecte
 
     grid = Recording(client_app(client_fn_of(client_class)), PARTITIONS, FROM_ROUND_3)
     strategy.start(grid, initial_arrays(), 4, on_round=on_round)
-    content = grid.sent[3, 5]
+    content = grid.messages[3, 5]
     assert_array_equal(vector_of(content["arrays"]), models[2])
     start = vector_of(content["arrays.start"])
     assert_array_equal(start, models[2] if expected == "w" else vector_of(initial_arrays()))
-    assert "arrays.start" not in grid.sent[4, 5]
+    assert "arrays.start" not in grid.messages[4, 5]

@@ -154,7 +154,7 @@ def test_the_id_of_a_client_that_left_stays_its_own() -> None:
         grid, MODEL, 5, on_round=lambda r, _: members.update({r: list(strategy.client_ids)})
     )
     assert members == {1: WITH_1, 2: WITH_1, 3: WITHOUT_1, 4: WITHOUT_1, 5: WITH_1}
-    assert grid.sent[5] == [("query", 0)]
+    assert grid.words[5] == [("query", 0)]
 
 
 def test_who_never_belonged_to_the_run_leaves_no_claim() -> None:
@@ -181,7 +181,7 @@ def test_ids_can_be_given_before_anybody_comes(warned: Warned) -> None:
     grid = grid_of({0: [2, 3, 4, 5]}, (0, 1, 2, 0), (7, 1, 2, 0))
     strategy = run(grid, client_keys={0: KEYS[0]})
     assert trained(strategy) == dict.fromkeys((1, 2, 3), WITH_1)
-    assert grid.sent[2] == [("query", 0)]
+    assert grid.words[2] == [("query", 0)]
     assert len(warned("left out")) == len(warned("left out", "node 2", "[0]")) == 1
 
 
@@ -190,7 +190,7 @@ def test_ids_belong_to_the_same_nodes_in_a_resumed_run(tmp_path: Path) -> None:
     elsewhere = grid_of({0: [2, 4, 5]})
     with refused(TimeoutError, "[1]", "Node 5"):
         run(elsewhere, 4, tmp_path)
-    assert elsewhere.sent[5] == [("query", 0)]
+    assert elsewhere.words[5] == [("query", 0)]
     strategy = run(grid_of({0: [2, 4, 5]}), 4, tmp_path, max_missed_rounds=9)
     assert trained(strategy) == {1: WITH_1, 2: WITH_1, 3: WITHOUT_1, 4: WITHOUT_1}
     assert trained(run(grid_of({0: [2, 4, 5]}, sites=SAME_SITE), 5, tmp_path))[5] == WITH_1
