@@ -34,7 +34,7 @@ from .algorithms.pfedme import PFedMe, PFedMeMatched
 from .algorithms.scaffold import SCAFFOLD
 from .algorithms.shared.completion import initial_item_factors
 from .hosting.inprocess import InProcessGrid, run_in_process
-from .hosting.legacy import LegacyStrategy
+from .hosting.legacy import LegacyServer
 from .maths.penalties import L1, MCP, SmoothedSCAD
 from .maths.regularizers import L1Norm, SquaredL2
 from .maths.schedules import GrowingEpochs, RandomDelay, RandomEpochs, StepDecay
@@ -84,7 +84,7 @@ __all__ = [
     "L1Norm",
     "LGFedAvg",
     "LambdaPath",
-    "LegacyStrategy",
+    "LegacyServer",
     "Local",
     "LocalSGD",
     "LpProj",

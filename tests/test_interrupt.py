@@ -12,16 +12,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import Context
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
 
 from clients import client_app
-from fl_admm_strategies import InProcessGrid, LegacyStrategy, run_in_process
+from fl_admm_strategies import InProcessGrid, LegacyServer, run_in_process
 from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
 from tests.support.cases import CHEAP, NUM_CLIENTS
 from tests.support.federation import Adding, Mean, trained
-from tests.support.legacy import with_server_fn
+from tests.support.legacy import app_of
 from tests.support.refusals import refused
 from tests.test_kill import assert_nothing_is_left_of, processes_of
 
@@ -83,17 +86,18 @@ def test_an_interrupt_while_a_client_trains_ends_the_run(num_nodes, what, tmp_pa
 def test_an_interrupt_ends_a_run_under_the_legacy_api_before_its_other_clients_train() -> None:
     done = []
 
-    def slow(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN:
-            done.append(context.node_id)
+    class Slow(NumPyClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            done.append(1)
             if len(done) == 2:
                 os.kill(os.getpid(), signal.SIGINT)  # the main thread waits for the clients'
             time.sleep(0.1)
-        return Message(RecordDict(), reply_to=message)
+            return parameters, 1, {}
 
-    legacy = LegacyStrategy(Mean(min_available_nodes=50), CHEAP.initial_arrays())
+    server = LegacyServer(Mean(min_available_nodes=50), CHEAP.initial_arrays())
+    clients = ClientApp(client_fn=lambda context: Slow().to_client())
     with pytest.raises(KeyboardInterrupt):
-        run_in_process(with_server_fn(legacy, 3), slow, 50)
+        run_in_process(app_of(server, 3), clients, 50)
     assert len(done) < 10
 
 
@@ -185,7 +189,7 @@ from flwr.app import Array, ArrayRecord
 from tests.support.cases import CHEAP, NUM_CLIENTS
 from tests.support.federation import Adding, Mean
 from clients import client_app
-from fl_admm_strategies import InProcessGrid
+from fl_admm_strategies import InProcessGrid, LegacyServer, run_in_process
 
 class Slow(Adding):
     def fit(self, parameters, config):

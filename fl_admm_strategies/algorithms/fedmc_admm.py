@@ -137,7 +137,7 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
 
     That U_i stays is no promise of privacy: by Lemma 4.5 Y_i is a gradient with a proximal term,
     from which something can be inferred about the ratings. With ``duals="client"`` the
-    server needs no more than a sum over the clients, which secure aggregation can give it.
+    server needs no more than a sum over the clients.
 
     Examples
     --------

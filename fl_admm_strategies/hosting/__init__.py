@@ -1,1 +1,1 @@
-"""Where a run happens: Flower's legacy strategy API, and a grid in this process."""
+"""Where a run happens: Flower's legacy API, and a grid in this process."""

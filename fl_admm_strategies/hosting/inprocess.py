@@ -8,7 +8,6 @@ order of the replies are fixed, which Flower's own engines do not promise.
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import sys
@@ -25,17 +24,13 @@ from typing import NamedTuple, Self, TypeAlias, TypeVar, cast
 from flwr.app import Array, Context, Error, Message, RecordDict, UserConfigValue
 from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.serverapp import Grid, ServerApp
-
-# The only two private imports, both unavoidable: Grid's abstract `run` / `set_run` are typed with
-# `Run`, and `Message(...)` raises unless the process has a `TaskIdentity`.
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.serverapp import ServerApp
 
 from ..maths.checks import check_count
 from ..runtime.common.interrupts import Interrupted, interruptible
 from ..runtime.messages.identity import IN_PROCESS
 from ..runtime.messages.records import describe, printable
+from .grid import LocalGrid, set_message_id
 from .workers import Worker, WorkerDiedError, pack_job
 
 ClientAppLike: TypeAlias = Callable[[Message, Context], Message]
@@ -61,7 +56,7 @@ class _Task(NamedTuple):
     message: Message
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(LocalGrid):
     """Run a ClientApp on simulated nodes in this process, or in worker processes.
 
     Parameters
@@ -152,8 +147,8 @@ class InProcessGrid(Grid):
                 f"node_configs must have one entry for each of the num_nodes={num_nodes} nodes, "
                 f"got {len(node_configs)}"
             )
+        super().__init__()
         self._client_app = client_app
-        self._run = Run.create_empty(run_id=_adopt_task_identity())
         self._contexts = {
             _FIRST_NODE_ID + i: Context(
                 run_id=self._run.run_id,
@@ -166,7 +161,6 @@ class InProcessGrid(Grid):
         }
         self._num_workers = workers
         self._closed = False
-        self._message_numbers = itertools.count(1)
         # One condition guards all that follows and is notified whenever a client has finished.
         self._changed = threading.Condition()
         self._waiting: OrderedDict[str, _Task] = OrderedDict()
@@ -198,28 +192,6 @@ class InProcessGrid(Grid):
         if node_id not in self._contexts:
             raise ValueError(self._no_such_node(node_id))
         return self._contexts[node_id]
-
-    def set_run(self, run: Run) -> None:
-        """Set the run this grid operates in (for Flower; nothing here depends on it)."""
-        if not isinstance(run, Run):
-            raise TypeError(f"run must be a flwr Run, got {run!r}")
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run this grid operates in."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message; the same as calling ``Message(...)``, which Flower now prefers."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
         """Return the node ids in the order of the partitions."""
@@ -257,8 +229,7 @@ class InProcessGrid(Grid):
                 raise RuntimeError("this InProcessGrid has been closed; make a new one")
             message_ids = []
             for message in messages:
-                message_id = str(next(self._message_numbers))
-                _set_message_id(message, message_id)
+                message_id = self.number(message)
                 message_ids.append(message_id)
                 task = _Task(message_id, message)
                 if message.metadata.dst_node_id in self._contexts:
@@ -430,7 +401,7 @@ class InProcessGrid(Grid):
             reply = Message(Error(outcome.code, outcome.reason), reply_to=task.message)
         else:
             reply, self._contexts[node_id] = outcome
-        _set_message_id(reply, f"reply-{task.message_id}")
+        set_message_id(reply, f"reply-{task.message_id}")
         self._replies[task.message_id] = reply
 
     def _drop(self, message_ids: set[str]) -> None:
@@ -591,22 +562,3 @@ def _traceback(error: BaseException) -> str:
         raise
     except BaseException:  # what belongs to it may raise, too
         return describe(error)
-
-
-def _adopt_task_identity() -> int:
-    """Give this process Flower's identity of a server unless it has one; return its run id.
-
-    What is set already is kept, so there is nothing to restore when a grid is closed, in whatever
-    order several grids are.
-    """
-    for name, value in (("task_id", 1), ("run_id", 1), ("node_id", SUPERLINK_NODE_ID)):
-        try:
-            getattr(TaskIdentity, name)
-        except RuntimeError:
-            setattr(TaskIdentity, name, value)
-    return TaskIdentity.run_id
-
-
-def _set_message_id(message: Message, message_id: str) -> None:
-    # Metadata has no setter for it; Flower's own grids write it in this way.
-    message.metadata.__dict__["_message_id"] = message_id

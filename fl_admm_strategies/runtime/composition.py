@@ -7,7 +7,6 @@ refused before anybody trains; docs/composition.md has the table.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from types import FrameType
@@ -82,43 +81,6 @@ def local_noise(strategy: Algorithm) -> str:
     if strategy.why_not_noised:
         return f". Noise in what its clients upload would not do: {strategy.why_not_noised}"
     return "; for privacy give its clients mods=[LocalDpMod(...)]"
-
-
-def check_secure_aggregation(strategy: Algorithm, max_norm: object, *, is_private: bool) -> None:
-    """Refuse SecAgg+ around a method to which the mean of a round's uploads is not enough.
-
-    Parameters
-    ----------
-    strategy : Algorithm
-    max_norm : float, "auto" or None
-        Its setting.
-    is_private : bool
-        Whether its server is to clip uploads and add noise.
-
-    Raises
-    ------
-    ValueError
-        If it needs every upload for itself, or somebody has to see them.
-    """
-    name, reason = type(strategy).__name__, ""
-    if strategy.counted_by is None:
-        reason = "its server takes every upload for itself"
-        if strategy.how_counted:
-            reason += f". {strategy.how_counted}"
-    elif not strategy.all_upload:
-        reason = "clients that were not drawn upload nothing. Give everyone_trains=False"
-    elif strategy.wire_dtype:
-        reason = "uploads travel as whole numbers. Leave out wire_dtype"
-    elif max_norm not in (None, math.inf):
-        reason = "nobody sees an upload that max_norm could bound. Leave it out"
-    elif is_private:
-        reason = "nobody sees an upload that privacy could clip. "
-        reason += "Leave it out" if strategy.why_not_noised else "Give noise_at='client'"
-    if reason:
-        raise ValueError(
-            f"SecAggPlusWorkflow is around {name}, which gets the mean of a round's uploads from "
-            f"it and nothing else: {reason} (docs/privacy.md)."
-        )
 
 
 def check_clipping(

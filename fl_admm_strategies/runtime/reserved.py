@@ -8,14 +8,14 @@ from typing import Any, get_args, get_type_hints
 from .algorithm import Algorithm
 from .common.settings import parameters_of
 from .messages.noise import CLIP, NOISE
-from .messages.records import BESIDE, COLLECT, GROUPS, SECURE, UPLOAD
+from .messages.records import COLLECT, GROUPS, UPLOAD
 from .messages.schema import Instruction, setting_names
 from .messages.stamp import is_stamp
 from .trust.layout import NAMES
 
 OF_EVERY_MESSAGE = frozenset(
     {"server-round", "seed", "version", "run", "durable", "handshake"}
-    | {BESIDE, CLIP, COLLECT, GROUPS, NAMES, NOISE, SECURE, UPLOAD}
+    | {CLIP, COLLECT, GROUPS, NAMES, NOISE, UPLOAD}
 )
 """What the runtime tells every client, whatever the method."""
 

@@ -1,6 +1,6 @@
 """A run: one round after another, without a word about messages.
 
-`StatefulStrategy` drives it under Flower's current API, `LegacyStrategy` under the legacy one.
+`StatefulStrategy` drives it.
 A round is `update_membership`, `configure_train`, `aggregate_train`, `configure_evaluate`,
 `aggregate_evaluate`, `close_round`, in this order.
 """

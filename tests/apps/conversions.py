@@ -111,31 +111,6 @@ load_data = partial(cifar_parts, samples={samples})
     return folder
 
 
-SECAGG = "flower-secure-aggregation/secaggexample"
-
-
-def secure_aggregation(to: Path, method: str | None, *, samples: int = 20_000) -> Path:
-    """Copy the SecAgg+ example with data from here, and convert it to FedADMM; None: as it is."""
-    folder = copy_of("flower-secure-aggregation", to)
-    package, project = folder / "secaggexample", folder / "pyproject.toml"
-    settings = {"is-demo = true": "is-demo = false", "evaluate = 0.5": "evaluate = 1.0"}
-    project.write_text(swapped(project.read_text(encoding="utf-8"), settings), encoding="utf-8")
-    if method is not None:
-        for name in ("server_app", "task"):
-            text = (package / f"{name}.py").read_text(encoding="utf-8")
-            text = patched(text, block(f"app: {SECAGG}/{name}.py"))
-            (package / f"{name}.py").write_text(text, encoding="utf-8")
-        client = block(f"app: {SECAGG}/client_app.py")
-        (package / "client_app.py").write_text(client, encoding="utf-8")
-    with (package / "task.py").open("a", encoding="utf-8") as file:
-        file.write(f"""
-from tests.apps.data import cifar_parts
-def load_data(partition_id, num_partitions, batch_size, is_demo):
-    return cifar_parts(partition_id, num_partitions, {samples})
-""")
-    return folder
-
-
 OWN = Path(__file__).parent / "own"
 DROP_IN = (ROOT / "docs" / "drop-in.md").read_text(encoding="utf-8")
 """Its diffs: the server and the client of the current API, and of the legacy one."""
@@ -162,8 +137,8 @@ def own(to: Path, model: str, method: str | None, *, legacy: bool = False, round
         server = swapped(
             server,
             {
-                "FPFC, LegacyStrategy, SmoothedSCAD" if legacy else "FPFC, SmoothedSCAD": method
-                + ", LegacyStrategy" * legacy,
+                "FPFC, ": f"{method}, ",
+                ", SmoothedSCAD": "",
                 "FPFC(SmoothedSCAD(lam=0.6), lr=0.1": f"{method}(lr=0.05, local_epochs=1",
             },
         )
@@ -172,13 +147,12 @@ def own(to: Path, model: str, method: str | None, *, legacy: bool = False, round
         client = client.replace("from clients import ", "from clients import accuracy, ")
     server = swapped(server, {"num_rounds=3": f"num_rounds={rounds}"})
     if legacy:  # half of the clients in a round, there as here, and their accuracy
-        own = "evaluate_metrics_aggregation_fn=mean_accuracy)"
         if method is None:
-            server = swapped(server, {"FedAvg()": f"FedAvg(fraction_fit=0.5, {own}"})
+            own = "fraction_fit=0.5, evaluate_metrics_aggregation_fn=mean_accuracy"
+            server = swapped(server, {"FedAvg()": f"FedAvg({own})"})
+            server = "from tests.apps.data import mean_accuracy\n" + server
         else:
-            fraction = {"local_epochs=1": "local_epochs=1, fraction_train=0.5"}
-            server = swapped(server, fraction | {".state_dict()))": f".state_dict()), {own}"})
-        server = "from tests.apps.data import mean_accuracy\n" + server
+            server = swapped(server, {"local_epochs=1": "local_epochs=1, fraction_train=0.5"})
     folder = to / "own"
     (folder / "own").mkdir(parents=True)
     (folder / "pyproject.toml").write_text("[tool.flwr.app.config]\n", encoding="utf-8")

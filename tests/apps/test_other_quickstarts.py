@@ -78,16 +78,16 @@ SKLEARN_LEGACY = """
 from flwr.app import ArrayRecord, Context
 from flwr.server import ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
-from fl_admm_strategies import FedADMM, LegacyStrategy
+from fl_admm_strategies import FedADMM, LegacyServer
 from sklearnexample.task import create_log_reg_and_instantiate_parameters, get_model_params
 
 
 def server_fn(context: Context) -> ServerAppComponents:
     model = create_log_reg_and_instantiate_parameters(context.run_config["penalty"])
     arrays = ArrayRecord(get_model_params(model))
-    strategy = LegacyStrategy(FedADMM(lr=0.2, local_epochs=10), arrays)
+    server = LegacyServer(FedADMM(lr=0.2, local_epochs=10), arrays)
     config = ServerConfig(num_rounds=context.run_config["num-server-rounds"])
-    return ServerAppComponents(strategy=strategy, config=config)
+    return ServerAppComponents(server=server, config=config)
 
 
 app = ServerApp(server_fn=server_fn)

@@ -52,7 +52,7 @@ LEGACY_SERVER = """
 from flwr.server import ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
 from flwr.app import ArrayRecord, Context
-from fl_admm_strategies import LegacyStrategy, FPFC, SmoothedSCAD
+from fl_admm_strategies import LegacyServer, FPFC, SmoothedSCAD
 from pytorchexample.task import Net
 
 
@@ -65,7 +65,7 @@ def server_fn(context: Context) -> ServerAppComponents:
     )
     rounds = context.run_config["num-server-rounds"]
     return ServerAppComponents(
-        strategy=LegacyStrategy(strategy, ArrayRecord(Net().state_dict())),
+        server=LegacyServer(strategy, ArrayRecord(Net().state_dict())),
         config=ServerConfig(num_rounds=rounds),
     )
 

@@ -120,16 +120,6 @@ APPS = {
         (3, 6),
         {f"(\n        lr={FASTER},": f"(\n        seed={{seed}},\n        lr={FASTER},"},
     ),
-    "flower-secure-aggregation": App(
-        conversions.secure_aggregation,
-        "secaggexample",
-        5,
-        (3, 6),
-        {
-            "FedADMM(\n": "FedADMM(\n            seed={seed},\n",
-            "make_net()": "make_net({seed})",  # which seeds the process
-        },
-    ),
     "own-legacy": of_our_own("mlp", 30, legacy=True),
     "own-transformer": of_our_own("transformer", 30),
     "own-resnet": of_our_own("resnet", 10),

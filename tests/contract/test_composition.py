@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
-from flwr.client import mod as legacy_mods
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
 from numpy.testing import assert_allclose
@@ -24,7 +23,6 @@ from fl_admm_strategies import (
     FedADMM,
     FedAvg,
     FedDyn,
-    LegacyStrategy,
     StatefulStrategy,
 )
 from fl_admm_strategies.runtime.messages.packing import unpack_instructions
@@ -36,8 +34,6 @@ from tests.support.companions import (
     CLIENT_SIDE,
     CLIP,
     COMPANIONS,
-    LEGACY_CLIENT_SIDE,
-    LEGACY_SERVER_SIDE,
     LOCAL_DP,
     ROWS,
     SERVER_SIDE,
@@ -66,7 +62,6 @@ SENTENCES = {
     "e": "Use CFL.",
     "f": "the server has the sum of these variables alone|docs/composition.md",
     "g": "FedMAvg|duals='client'|docs/composition.md",
-    "h": "could not be broadcast",
 }
 """What a refusal says of what to use, by its note; or one of several."""
 
@@ -97,7 +92,7 @@ def test_a_method_works_in_company_or_is_refused(case: Case, companion: Companio
         result = companion.run(case, strategy)
         assert strategy.last_round == 2
         assert {r: len(found) for r, found in strategy.train_metrics.items()} == {1: 6, 2: 6}
-        if companion.column in (companions.SERVER, companions.CLIENT) and not companion.legacy:
+        if companion.column in (companions.SERVER, companions.CLIENT):
             returned = {name: array.numpy() for name, array in result.arrays.items()}
             ours = {name: array.numpy() for name, array in strategy.global_arrays.items()}
             assert_same_bits(ours, returned)  # what the wrapper made of it, noise and all
@@ -148,10 +143,10 @@ def test_the_clients_are_sent_what_the_wrapper_made_of_the_model(name: str) -> N
     )
 
 
-WHERE = ("server", "client", "packed", "legacy", "legacy-client")
+WHERE = ("server", "client", "packed")
 # On the server a wrapper compares with FedAPM's whole model: the table's note a.
 WRAPPED = [(name, where) for name in ("FedADMM", "FLAME", "FedAvg") for where in WHERE]
-WRAPPED += [("FedAPM", where) for where in ("client", "packed", "legacy-client")]
+WRAPPED += [("FedAPM", where) for where in ("client", "packed")]
 FAST = [("FedADMM", "server"), ("FedAPM", "client")]
 
 
@@ -167,12 +162,7 @@ def test_clipping_around_a_method_is_that_of_its_own_bound(name: str, where: str
     # Where the client keeps what it uploaded, it must be told what became of that.
     case = case_of(name)
     expected = bounded(case)
-    if where == "legacy-client":
-        mod = legacy_mods.fixedclipping_mod
-        companion = Companion("", "", wrapped_by(LEGACY_CLIENT_SIDE, 0.0), [mod], legacy=True)
-    elif where == "legacy":
-        companion = Companion("", "", wrapped_by(LEGACY_SERVER_SIDE, 0.0), legacy=True)
-    elif where == "server":
+    if where == "server":
         companion = Companion("", "", wrapped_by(SERVER_SIDE, 0.0))
     else:
         per_node = 3 if where == "packed" else 1
@@ -309,9 +299,6 @@ def test_hooks_where_they_would_never_be_called_are_refused_at_once() -> None:
         class Mine(AsyncFPFC):
             def aggregate_train(self, server_round: int, replies: Any) -> Any:
                 return super().aggregate_train(server_round, replies)
-
-    with refused(ValueError, "Silent", "aggregate_train", "aggregate_fit"):
-        LegacyStrategy(Silent(), initial_arrays())
 
 
 def test_a_model_that_cannot_be_used_is_refused_by_a_sentence() -> None:

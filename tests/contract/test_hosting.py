@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from clients import client_app
-from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy, run_in_process
+from fl_admm_strategies import InProcessGrid, StatefulStrategy
 from tests.support.cases import (
     CASES,
     NUM_CLIENTS,
@@ -32,7 +32,7 @@ from tests.support.federation import (
     client_fn_of,
     run_on_ray,
 )
-from tests.support.legacy import run_workflow, with_workflow
+from tests.support.legacy import run_legacy
 
 
 @at_any_pace
@@ -49,8 +49,8 @@ def test_it_does_not_matter_how_many_nodes_host_the_clients(case: Case) -> None:
 @each_case
 def test_the_legacy_api_gives_the_same_bits(case: Case) -> None:
     strategy = sampling(case)
-    app = with_workflow(LegacyStrategy(strategy, case.initial_arrays()), 3)
-    run_in_process(app, ClientApp(client_fn=client_fn_of(case.client_class)), NUM_CLIENTS)
+    grid = InProcessGrid(ClientApp(client_fn=client_fn_of(case.client_class)), NUM_CLIENTS)
+    run_legacy(grid, strategy, case.initial_arrays(), 3)
     assert_same_runs(strategy, plain(case)[0])
 
 
@@ -68,8 +68,7 @@ def run_numbered(
     if context is None:
         strategy.start(grid, arrays, 2, evaluate_every=2, **configs)
     else:
-        legacy = LegacyStrategy(strategy, arrays, evaluate_every=2, **configs)
-        run_workflow(grid, legacy, 2, context)
+        run_legacy(grid, strategy, arrays, 2, context, evaluate_every=2, **configs)
     return strategy
 
 

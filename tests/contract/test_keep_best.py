@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
-from flwr.clientapp import ClientApp
 
 from fl_admm_strategies import (
     EarlyStopping,
-    LegacyStrategy,
     StatefulStrategy,
     load_models,
-    run_in_process,
 )
 from fl_admm_strategies.maths.blocks import Arrays
-from tests.support.cases import AT_ANY_PACE, CHEAP, NUM_CLIENTS, Case, case_of, grid_of
-from tests.support.federation import Mean, assert_same_bits, client_fn_of
-from tests.support.legacy import with_workflow
+from tests.support.cases import AT_ANY_PACE, CHEAP, Case, grid_of
+from tests.support.federation import Mean, assert_same_bits
 from tests.support.pace import fast
 from tests.support.refusals import refused
 
@@ -93,35 +89,6 @@ def test_a_resumed_run_goes_on_from_the_best(how: str, ended_after: int, tmp_pat
     Mean().start(grid_of(CHEAP), CHEAP.initial_arrays(), 5, resume=True, **options)
     assert note(tmp_path) == (2, 1.0)  # round 4 has 1.0 as well, which is no better
     assert_kept(tmp_path, best)
-
-
-@pytest.mark.slow
-def test_the_legacy_api_keeps_the_same(tmp_path: Path) -> None:
-    case = case_of("FedADMM")
-    by = ("server-score", "max")
-    expected = case.strategy(seed=1)
-    expected.start(
-        grid_of(case),
-        case.initial_arrays(),
-        4,
-        evaluate_fn=lambda r, arrays: MetricRecord({"score": -SCORES[r]}),
-        keep_best=by,
-        checkpoint_dir=tmp_path / "current",
-    )
-    legacy = LegacyStrategy(
-        case.strategy(seed=1),
-        case.initial_arrays(),
-        evaluate_fn=lambda r, arrays, config: (
-            0.0,
-            {"score": -SCORES[r], "name": "a text", "done": True},
-        ),
-        keep_best=by,
-        checkpoint_dir=tmp_path / "legacy",
-    )
-    app = ClientApp(client_fn=client_fn_of(case.client_class))
-    run_in_process(with_workflow(legacy, 4), app, NUM_CLIENTS)
-    assert note(tmp_path / "legacy") == note(tmp_path / "current") == (2, -1.0)
-    assert_kept(tmp_path / "legacy", load_models(tmp_path / "current" / "best").named())
 
 
 def test_a_rule_ends_a_run_by_what_evaluate_fn_returned() -> None:

@@ -12,10 +12,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from clients import FedProxClient, client_app
-from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
+from fl_admm_strategies import InProcessGrid, StatefulStrategy
 from tests.support.cases import NUM_CLIENTS, case_of
 from tests.support.federation import make_client, run_on_ray, trained
-from tests.support.legacy import run_workflow
+from tests.support.legacy import run_legacy
 from tests.support.refusals import Warned
 
 
@@ -81,7 +81,7 @@ def run(api: str, grid: Grid) -> StatefulStrategy:
     case = case_of("FedProx")
     strategy = case.strategy(fraction_evaluate=0.0)
     if api == "legacy":
-        run_workflow(grid, LegacyStrategy(strategy, case.initial_arrays()), ROUNDS)
+        run_legacy(grid, strategy, case.initial_arrays(), ROUNDS)
     else:
         strategy.start(grid, case.initial_arrays(), ROUNDS)
     return strategy

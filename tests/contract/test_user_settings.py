@@ -16,7 +16,7 @@ from clients import (
     LeastSquares,
     Ratings,
 )
-from fl_admm_strategies import FPFC, FedGiA, FedProx, LegacyStrategy, SmoothedSCAD, SquaredL2
+from fl_admm_strategies import FPFC, FedGiA, FedProx, SmoothedSCAD, SquaredL2
 from fl_admm_strategies.runtime.common.settings import parameters_of
 from fl_admm_strategies.runtime.reserved import OF_EVERY_MESSAGE
 from tests.support.cases import Case, at_any_pace, case_of, each_case, grid_of, plain
@@ -52,8 +52,6 @@ def test_what_the_strategy_sends_is_refused_before_anything_is_sent(case: Case, 
         config: dict[str, Any] = {which: ConfigRecord({"mine": 1, key: 1})}
         with refused(ValueError, which, f"'{key}'", name):
             strategy.start(UNTOUCHED, arrays, **config)
-        with refused(ValueError, which, f"'{key}'", name):
-            LegacyStrategy(strategy, arrays, **config)
     assert not strategy.run.has_begun
 
 
@@ -64,7 +62,8 @@ def test_a_parameter_of_the_strategy_is_no_setting_of_the_clients(case: Case) ->
     for parameter in parameters_of(type(strategy)):
         for key in (parameter, parameter.replace("_", "-")):
             with refused(ValueError, f"'{key}'", f"{name}({parameter}"):
-                LegacyStrategy(strategy, case.initial_arrays(), train_config=ConfigRecord({key: 1}))
+                config = ConfigRecord({key: 1})
+                strategy.start(UNTOUCHED, case.initial_arrays(), train_config=config)
 
 
 def test_a_loop_of_ones_own_is_refused_as_well() -> None:

@@ -14,10 +14,9 @@ from flwr.clientapp import ClientApp
 
 from clients import SGDClient, client_app
 from fl_admm_strategies import (
-    LegacyStrategy,
+    InProcessGrid,
     StatefulStrategy,
     made_by,
-    run_in_process,
 )
 from fl_admm_strategies.runtime.messages import stamp as maker
 from tests.support.cases import CASES, CHEAP, NUM_CLIENTS, Case, case_of
@@ -31,7 +30,7 @@ from tests.support.federation import (
     make_model,
     node_of,
 )
-from tests.support.legacy import with_workflow
+from tests.support.legacy import run_legacy
 from tests.support.refusals import Warned, refused
 
 
@@ -69,8 +68,8 @@ def current(num_nodes: int) -> Engine:
 
 
 def legacy(case: Case, strategy: StatefulStrategy, client_fn: ClientFn, rounds: int) -> object:
-    app = with_workflow(LegacyStrategy(strategy, case.initial_arrays()), rounds)
-    return run_in_process(app, ClientApp(client_fn=client_fn), NUM_CLIENTS)
+    grid = InProcessGrid(ClientApp(client_fn=client_fn), NUM_CLIENTS)
+    return run_legacy(grid, strategy, case.initial_arrays(), rounds)
 
 
 ENGINES: dict[str, Engine] = {

@@ -11,14 +11,12 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.server import ServerAppComponents, ServerConfig
-from flwr.serverapp import ServerApp
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 from torch.utils.data import DataLoader
 
 from clients import FedADMMClient, FLAMEClient, client_app
-from fl_admm_strategies import FLAME, FedADMM, InProcessGrid, LegacyStrategy, run_in_process
+from fl_admm_strategies import FLAME, FedADMM, InProcessGrid
 from fl_admm_strategies.runtime.messages.packing import unpack_instructions, unpack_replies
 from simulations.attacks import (
     Attack,
@@ -154,23 +152,6 @@ def test_clients_are_attacked_alike_on_any_number_of_nodes() -> None:
     assert differs(wanted.state_dict(), plain.state_dict())
     on_one = mean_run(client_app(attacked_client_fn(fn, SIGNS), num_clients=4), 1)
     assert_same_runs(on_one, wanted)
-
-
-def test_clients_of_the_legacy_api_are_attacked_as_well() -> None:
-    class Known(Adding):
-        def get_properties(self, config: Any) -> Any:
-            return {"client-id": self.client, "num-clients": 4}
-
-    fn = client_fn_of(Known)
-    strategy = Mean(seed=1)
-
-    def server_fn(context: Context) -> ServerAppComponents:
-        legacy = LegacyStrategy(strategy, CHEAP.initial_arrays())
-        return ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=3))
-
-    app = ClientApp(attacked_client_fn(fn, SIGNS))
-    run_in_process(ServerApp(server_fn=server_fn), app, 4)
-    assert_same_runs(strategy, mean_run(client_app(attacked_client_fn(fn, SIGNS))))
 
 
 def test_a_node_that_does_not_say_who_it_is_is_told() -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.client import mod as legacy_mods
-from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import (
     LocalDpMod,
     adaptiveclipping_mod,
@@ -15,14 +13,12 @@ from flwr.clientapp.mod import (
     fixedclipping_mod,
     message_size_mod,
 )
-from flwr.server import strategy as legacy_flowers
 from flwr.serverapp import strategy as flowers
 
 from clients import client_app
-from fl_admm_strategies import LegacyStrategy, StatefulStrategy, run_in_process
+from fl_admm_strategies import StatefulStrategy
 from tests.support.cases import NUM_CLIENTS, Case
 from tests.support.federation import WatchedGrid, client_fn_of
-from tests.support.legacy import with_workflow
 
 CLIP, NOISE = 0.1, 0.1
 LOCAL_DP = {"clipping_norm": CLIP, "sensitivity": 1e-4, "epsilon": 1.0, "delta": 1e-2}
@@ -53,8 +49,6 @@ class Companion:
     mods : sequence
     per_node : int
         Clients on a node.
-    legacy : bool
-        Whether it is of the legacy API.
     """
 
     name: str
@@ -62,15 +56,10 @@ class Companion:
     wrap: Callable[[Any], Any] = nothing
     mods: Sequence[Any] = ()
     per_node: int = 1
-    legacy: bool = False
 
     def run(self, case: Case, strategy: StatefulStrategy, num_rounds: int = 2) -> Any:
         """Run a strategy in this company; return what the outermost strategy returned."""
         client_fn, mods = client_fn_of(case.client_class), list(self.mods)
-        if self.legacy:
-            app = ClientApp(client_fn=client_fn, mods=mods)
-            wrapped = self.wrap(LegacyStrategy(strategy, case.initial_arrays()))
-            return run_in_process(with_workflow(wrapped, num_rounds), app, NUM_CLIENTS)
         total = None if self.per_node == 1 else NUM_CLIENTS
         app = client_app(client_fn, num_clients=total, mods=mods)
         grid = WatchedGrid(app, NUM_CLIENTS // self.per_node)
@@ -78,7 +67,7 @@ class Companion:
 
 
 def wrapped_by(wrapper: type[Any], noise: float = NOISE) -> Callable[[Any], Any]:
-    """Return what puts a strategy into one of Flower's privacy wrappers, of either API."""
+    """Return what puts a strategy into one of Flower's privacy wrappers."""
     bound = [CLIP] if "Fixed" in wrapper.__name__ else []  # the adaptive ones find theirs
     return lambda strategy: wrapper(strategy, noise, *bound, NUM_CLIENTS)
 
@@ -87,18 +76,15 @@ SERVER_SIDE = flowers.DifferentialPrivacyServerSideFixedClipping
 CLIENT_SIDE = flowers.DifferentialPrivacyClientSideFixedClipping
 ADAPTIVE_SERVER_SIDE = flowers.DifferentialPrivacyServerSideAdaptiveClipping
 ADAPTIVE_CLIENT_SIDE = flowers.DifferentialPrivacyClientSideAdaptiveClipping
-LEGACY_SERVER_SIDE = legacy_flowers.DifferentialPrivacyServerSideFixedClipping
-LEGACY_CLIENT_SIDE = legacy_flowers.DifferentialPrivacyClientSideFixedClipping
 
 SERVER, CLIENT, LOCAL = "wrapper, server side", "wrapper, client side", "`LocalDpMod`"
-OTHER, LEGACY, ADOPTED = "sizes, your own mods", "legacy API's mods", "another model back"
-COLUMNS = [SERVER, CLIENT, LOCAL, OTHER, LEGACY, ADOPTED]
+OTHER, ADOPTED = "sizes, your own mods", "another model back"
+COLUMNS = [SERVER, CLIENT, LOCAL, OTHER, ADOPTED]
 """Of the table in docs/composition.md."""
 
 COMPANIONS = [
     Companion("server-side", SERVER, wrapped_by(SERVER_SIDE)),
     Companion("adaptive-server-side", SERVER, wrapped_by(ADAPTIVE_SERVER_SIDE)),
-    Companion("legacy-server-side", SERVER, wrapped_by(LEGACY_SERVER_SIDE), legacy=True),
     Companion("client-side", CLIENT, wrapped_by(CLIENT_SIDE), [fixedclipping_mod]),
     Companion(
         "client-side-packed", CLIENT, wrapped_by(CLIENT_SIDE), [fixedclipping_mod], per_node=3
@@ -110,14 +96,6 @@ COMPANIONS = [
     Companion("local-packed", LOCAL, mods=[LocalDpMod(**LOCAL_DP)], per_node=3),
     Companion("other", OTHER, mods=[message_size_mod, arrays_size_mod, own_mod]),
     Companion("other-packed", OTHER, mods=[message_size_mod, own_mod], per_node=3),
-    Companion(
-        "legacy-client-side",
-        CLIENT,
-        wrapped_by(LEGACY_CLIENT_SIDE),
-        [legacy_mods.fixedclipping_mod],
-        legacy=True,
-    ),
-    Companion("legacy-local", LEGACY, mods=[legacy_mods.LocalDpMod(**LOCAL_DP)], legacy=True),
 ]
 
 
@@ -139,7 +117,7 @@ class Row:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-CLIPPED = (SERVER, CLIENT, LOCAL, LEGACY)
+CLIPPED = (SERVER, CLIENT, LOCAL)
 
 
 def never(note: str, *columns: str) -> dict[str, str]:
@@ -179,9 +157,9 @@ ROWS = [
     Row(
         "`FPFC` with a `LambdaPath`",
         ["FPFC-path"],
-        never("b", SERVER, CLIENT, ADOPTED) | never("c", LEGACY),
+        never("b", SERVER, CLIENT, ADOPTED),
     ),
-    Row("`Local`", ["Local"], never("b", SERVER, CLIENT, ADOPTED) | never("d", LEGACY)),
+    Row("`Local`", ["Local"], never("b", SERVER, CLIENT, ADOPTED)),
     Row("`IFCA`", ["IFCA"], never("e") | never("b", ADOPTED)),
     Row(
         '`PACFL`, `FedMCADMM(rows="rated")`',
@@ -200,7 +178,7 @@ ROWS = [
     Row(
         "`FedALS`",
         ["FedALS", "FedALS-implicit"],
-        never("f", SERVER, CLIENT, LOCAL) | never("h", LEGACY),
+        never("f", SERVER, CLIENT, LOCAL),
     ),
     Row("`FedEASE`", ["FedEASE"], never("g") | never("b", ADOPTED)),
     Row("`FedGiA`, `FedMGS`", ["FedGiA", "FedGiA-gram", "FedMGS"], never("g")),

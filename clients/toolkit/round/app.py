@@ -423,7 +423,7 @@ def _uploaded(result: Any, client: NumPyClient, instruction: ClientInstruction) 
             f"{', '.join(names)}."
         )
     named = {n: _numeric(client, n, a) for n, a in zip(names, arrays, strict=True)}
-    return RawReply(named, _numbers(metrics) | {wire.NUM_EXAMPLES: num_examples})
+    return RawReply(named, wire.numbers_among(metrics) | {wire.NUM_EXAMPLES: num_examples})
 
 
 def _received(client: NumPyClient, instruction: ClientInstruction) -> list[NDArray[Any]]:
@@ -466,15 +466,9 @@ def _evaluate(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
 def _evaluated(result: Any, client: NumPyClient, instruction: ClientInstruction) -> RawReply:
     """Return what a client's `evaluate` returned as a reply."""
     loss, num_examples, metrics = result
-    return RawReply(None, {"loss": loss} | _numbers(metrics) | {wire.NUM_EXAMPLES: num_examples})
-
-
-def _numbers(metrics: dict[str, Any]) -> dict[str, int | float]:
-    return {
-        key: int(value) if isinstance(value, int) else float(value)
-        for key, value in metrics.items()
-        if isinstance(value, int | float)
-    }
+    return RawReply(
+        None, {"loss": loss} | wire.numbers_among(metrics) | {wire.NUM_EXAMPLES: num_examples}
+    )
 
 
 def _numpy_client(client: Any, source: str = "client_fn returned") -> NumPyClient:

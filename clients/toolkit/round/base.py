@@ -23,7 +23,7 @@ from fl_admm_strategies.runtime.messages.stamp import check_instruction_maker, m
 from fl_admm_strategies.runtime.messages.wire import WIRE_DTYPE, reduced_upload, with_held_back
 from fl_admm_strategies.runtime.strategy import StatefulStrategy
 from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
-from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer, as_properties
+from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer
 
 from ..errors import plain_errors
 from ..solving.steps import Driver, Evaluation, MethodSteps, Reply, Scalars, Steps, take_steps
@@ -196,12 +196,10 @@ class MethodClient(NumPyClient, Generic[Asked]):
         if self.initial_loss is not None and config.get("version") == 0:
             metrics = metrics | {INITIAL_LOSS: self.initial_loss}
         uploaded = self.ordered(upload, parameters, config)
-        seals = self.seals and "run" in config and wire.SECURE not in config
-        sealed = {SEAL: seal(uploaded)} if seals else {}
+        sealed = {SEAL: seal(uploaded)} if self.seals and "run" in config else {}
         if NOISE in config:
             sealed = {NOISED: 1}  # the server does not know what the client holds
-        counted = int(config.get(wire.SECURE, 0)) or num_examples
-        return uploaded, counted, metrics | sealed | self.stamp()
+        return uploaded, num_examples, metrics | sealed | self.stamp()
 
     @plain_errors()
     def evaluate(self, parameters: list[NDArray[Any]], config: Scalars) -> Evaluation:
@@ -338,12 +336,8 @@ class MethodClient(NumPyClient, Generic[Asked]):
         return nullcontext()
 
     def get_properties(self, config: Scalars) -> Scalars:
-        """Return who the client is, or what it trains, for Flower's legacy API."""
-        if (names := config.get(NAMES)) is None:
-            return identity(self.context)
-        self.check_sender(config)
-        answer = self.answer_about_names(wire.read_names(NAMES, names))
-        return as_properties(answer, self.train_size(), self.stamp())
+        """Return who the client is, for Flower's legacy API."""
+        return identity(self.context)
 
 
 @cache

@@ -16,10 +16,10 @@ from flwr.serverapp import Grid
 from . import records as wire
 from .records import brief
 
-_LEGACY_APP = (
-    "runs a ClientApp of Flower's legacy API (ClientApp(client_fn=...)), which this "
-    "strategy cannot address. Either build the app with clients.client_app(client_fn), or run the "
-    "strategy as LegacyStrategy(strategy, initial_arrays) in a ServerApp(server_fn=...)."
+_OTHER_API = (
+    "runs a ClientApp of another of Flower's APIs than this server. Run clients.client_app(...) "
+    "with strategy.start(...), or ClientApp(client_fn=...) with LegacyServer(strategy, "
+    "initial_arrays) in a ServerApp(server_fn=...)."
 )
 
 
@@ -115,7 +115,7 @@ def read_identity(node: int, reply: Message) -> Identity | None:
             trouble = f"cannot load its ClientApp: {brief(reason)}"
             return Identity([], trouble=trouble, broken=True)
         if "Invalid message type" in reason:
-            return Identity([], trouble=_LEGACY_APP, broken=True)
+            return Identity([], trouble=_OTHER_API, broken=True)
         if "No query function registered" in reason:
             return None
         return Identity([], trouble=f"could not say which clients it hosts: {brief(reason)}")

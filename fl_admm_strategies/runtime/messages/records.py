@@ -34,9 +34,6 @@ GROUPS = "groups"
 UPLOAD = "upload"
 """The setting that names the arrays to upload, where they are not those of the first group."""
 NUM_EXAMPLES = "num-examples"
-SECURE = "secure-weight"
-"""The setting by which a client learns that its upload is masked and added to others': what it is
-to count there, or 0, for its number of examples. Then nothing else may say what it uploads."""
 STEP_SUM = "step-sum"
 """The metric of a client that is asked for S_i, the sum of the step sizes of its round."""
 CLIENT_ID = "client-id"
@@ -46,9 +43,6 @@ COLLECT = "collect"
 """The setting of a training message that asks for the client's personal model and nothing else."""
 STATE_LOST = "state-lost"
 """In the error of a client that does not hold what the server takes it to hold, before its id."""
-BESIDE = "beside"
-"""The setting that has all groups but the first, under Flower's legacy API: a mod of it takes all
-arrays of a message for the model."""
 MOD_REFUSED = "a mod refused"
 """In the error of a client whose mods cannot do what the method or its server wants."""
 OF_RUN = frozenset({"run", "durable"})
@@ -162,6 +156,15 @@ class Reply:
     altered: bool = False
 
 
+def numbers_among(metrics: Mapping[str, Any]) -> dict[str, int | float]:
+    """Return the numbers among the metrics of a `NumPyClient`, which may be texts as well."""
+    return {
+        key: int(value) if isinstance(value, int) else float(value)
+        for key, value in metrics.items()
+        if isinstance(value, int | float)
+    }
+
+
 def to_json(value: Any) -> str:
     """Return lists and numbers as text, in the shortest form."""
     return json.dumps(value, separators=(",", ":"))
@@ -270,41 +273,14 @@ def split_groups(
     """
     expected = parse_groups(config)
     groups: dict[str, list[str]] = {ARRAYS: list(names)} if expected is None else expected
-    beside = unpacked_groups(config)
-    found, announced = len(parameters) + len(beside), sum(map(len, groups.values()))
+    found, announced = len(parameters), sum(map(len, groups.values()))
     if found != announced:
         raise ValueError(
             f"The message has {found} arrays, expected {announced}: "
             f"{brief(', '.join(name for names in groups.values() for name in names))}. {VERSIONS}"
         )
-    arrays = iter(restored([*parameters, *beside], config))
+    arrays = iter(restored(parameters, config))
     return {group: {name: next(arrays) for name in names} for group, names in groups.items()}
-
-
-def packed_groups(groups: Mapping[str, Arrays]) -> bytes:
-    """Return arrays as a setting of Flower's legacy API, which `unpacked_groups` reads."""
-    file = BytesIO()
-    flat = chain.from_iterable(map(dict.values, groups.values()))
-    named: dict[str, Any] = {str(place): array for place, array in enumerate(flat)}
-    np.savez(file, **named)
-    return file.getvalue()
-
-
-def unpacked_groups(config: Mapping[str, Any]) -> list[NDArray[Any]]:
-    """Return the arrays of all groups but the first, where they came as a setting.
-
-    Raises
-    ------
-    ValueError
-        If it cannot be read. Pickled objects are never loaded.
-    """
-    if (packed := config.get(BESIDE)) is None:
-        return []
-    try:
-        with np.load(BytesIO(packed), allow_pickle=False) as found:
-            return [found[str(place)] for place in range(len(found.files))]
-    except Exception as error:  # numpy and zipfile may raise anything
-        raise ValueError(f"The message's {BESIDE} cannot be read ({error}). {VERSIONS}") from error
 
 
 def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:

@@ -13,7 +13,6 @@ the dtype of its model when it loads.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,10 +27,8 @@ from numpy.typing import NDArray
 from ...maths.blocks import Arrays, Spec, spec_of
 from ...maths.checks import listing
 from ..messages.records import (
-    NUM_EXAMPLES,
     ClientInstruction,
     ClientReply,
-    RawReply,
     Reply,
     to_json,
 )
@@ -267,26 +264,6 @@ class Layout:
         kept = {*self.frozen, *self.tied}
         named = {name.removeprefix(self.prefix): array for name, array in whole.items()}
         return {name: array for name, array in named.items() if name not in kept}
-
-
-def as_properties(arrays: Arrays, num_examples: int, stamp: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an `answer` as properties of Flower's legacy API."""
-    found = {name: to_json(array.tolist()) for name, array in arrays.items()}
-    return {**found, NUM_EXAMPLES: num_examples, **stamp}
-
-
-def answer_in(properties: Mapping[str, Any]) -> RawReply | None:
-    """Return the answer that a client's properties hold; None where they hold none."""
-    if not {ROLES, CHECKSUMS} <= properties.keys():
-        return None
-    try:
-        arrays = {
-            n: np.array(json.loads(properties[n]), dtype=np.int64) for n in (ROLES, CHECKSUMS)
-        }
-    except (TypeError, ValueError, OverflowError):
-        return RawReply(error="its answer about the initial arrays cannot be read")
-    rest = {name: value for name, value in properties.items() if name not in arrays}
-    return RawReply(arrays, rest)
 
 
 def answer(names: Sequence[str], roles: Mapping[str, int], sums: Mapping[str, int]) -> Arrays:

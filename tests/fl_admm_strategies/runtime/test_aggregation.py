@@ -12,10 +12,9 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from clients import client_app
-from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
-from tests.support.cases import CHEAP, NUM_CLIENTS, Case, case_of, each_case, grid_of
-from tests.support.federation import Adding, Mean, client_fn_of, initial_arrays
-from tests.support.legacy import run_workflow
+from fl_admm_strategies import InProcessGrid, StatefulStrategy
+from tests.support.cases import CHEAP, Case, case_of, each_case, grid_of
+from tests.support.federation import Adding, Mean, initial_arrays
 from tests.support.pace import fast
 from tests.support.refusals import refused
 
@@ -128,29 +127,6 @@ def test_replies_without_metrics_are_replies() -> None:
     assert metrics == MetricRecord()
 
 
-def test_the_legacy_apis_functions() -> None:
-    def largest(pairs: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-        assert all("num-examples" not in metrics for _, metrics in pairs)
-        return {"most": np.int64(max(n for n, _ in pairs)), "count": len(pairs), "any": True}
-
-    strategy = Mean()
-    legacy = LegacyStrategy(
-        strategy,
-        CHEAP.initial_arrays(),
-        fit_metrics_aggregation_fn=largest,
-        evaluate_metrics_aggregation_fn=largest,
-    )
-    grid = InProcessGrid(ClientApp(client_fn=client_fn_of(Adding)), 6)
-    history = run_workflow(grid, legacy, 2)
-    for found in (history.metrics_distributed_fit, history.metrics_distributed):
-        assert found["most"] == [(1, 15), (2, 15)]
-        assert (found["count"], found["any"]) == ([(1, 6), (2, 6)], [(1, 1), (2, 1)])
-    ((_, loss), _) = history.losses_distributed
-    own = strategy.evaluate_metrics[1].values()
-    total = sum(metrics["num-examples"] for metrics in own)
-    assert loss == pytest.approx(sum(m["loss"] * m["num-examples"] for m in own) / total)
-
-
 def test_what_is_no_such_function_is_refused() -> None:
     with refused(TypeError, "train_metrics_aggr_fn", 3):
         Mean(train_metrics_aggr_fn=3)  # type: ignore[arg-type]
@@ -168,12 +144,6 @@ def mean_accuracy(records: list[RecordDict], weighted_by_key: str) -> MetricReco
     total = sum(own[weighted_by_key] for own in found)
     mean = sum(own[weighted_by_key] * own.get("accuracy", 0.0) for own in found) / total
     return MetricRecord({"accuracy": mean})
-
-
-def weighted_average(clients: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-    """Return the same under the legacy API, as Flower's examples have it."""
-    total = sum(count for count, _ in clients)
-    return {"accuracy": sum(count * own.get("accuracy", 0.0) for count, own in clients) / total}
 
 
 KINDS = ["FedADMM", "Ditto", "FLAME", "FPFC", "PerFedAvg"]
@@ -204,16 +174,3 @@ def test_the_headlines_accuracy_has_its_plain_name_too(name: str, function: Any)
     found = result.evaluate_metrics_clientapp[2]["accuracy"]
     assert found == pytest.approx(headline_accuracy(strategy, 2))
     assert asked[2]["accuracy"] == pytest.approx(found, abs=0.2)  # without extremes
-
-
-@each_kind
-@pytest.mark.parametrize("function", fast([weighted_average], [None, weighted_average]))
-def test_so_it_has_under_the_legacy_api(name: str, function: Any) -> None:
-    case = case_of(name)
-    legacy = LegacyStrategy(
-        case.strategy(seed=1), case.initial_arrays(), evaluate_metrics_aggregation_fn=function
-    )
-    grid = InProcessGrid(ClientApp(client_fn=client_fn_of(case.client_class)), NUM_CLIENTS)
-    history = run_workflow(grid, legacy, 2)
-    found = dict(history.metrics_distributed["accuracy"])[2]
-    assert found == pytest.approx(headline_accuracy(legacy.strategy, 2))

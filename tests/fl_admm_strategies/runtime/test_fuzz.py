@@ -29,18 +29,16 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.common import Code, FitRes, Parameters, Status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clients import client_app
 from clients.toolkit.round.memory import Memory
-from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
+from fl_admm_strategies import InProcessGrid, StatefulStrategy
 from fl_admm_strategies.runtime.members.discovery import Discovery, GridNodes
 from fl_admm_strategies.runtime.members.owners import Owners
 from fl_admm_strategies.runtime.messages import packing
 from fl_admm_strategies.runtime.messages import records as wire
-from fl_admm_strategies.runtime.saving.state import arrays_of
 from fl_admm_strategies.runtime.trust.layout import NAMES, ROLES
 from tests.support.cases import CASES, CHEAP, NUM_CLIENTS, Case, each_case, grid_of, run
 from tests.support.federation import WatchedGrid, assert_same_bits, client_fn_of, node_of
@@ -469,33 +467,6 @@ def test_a_node_refuses_the_instruction_of_a_client_that_it_does_not_host() -> N
     assert reply.has_error()
     assert "client 7" in reply.error.reason
     assert not grid.context(node_of(0)).state
-
-
-# --- The legacy API -----------------------------------------------------------------------------
-
-
-@many
-@given(
-    tensors=st.lists(st.one_of(st.sampled_from(BYTES), st.binary(max_size=60)), max_size=5),
-    num_examples=numbers,
-    reported=st.dictionaries(metric_names, scalars, max_size=3),
-)
-def test_a_reply_of_the_legacy_api_is_refused_or_good(tensors, num_examples, reported):
-    strategy = begun(range(2))
-    legacy = LegacyStrategy(strategy, CHEAP.initial_arrays())
-    strategy.run.configure_train(1, {})
-    before = arrays_of(strategy.state)
-    arrays = wire.from_array_record(CHEAP.initial_arrays())
-    good = [saved(array) for array in arrays.values()]
-    parameters = Parameters((tensors + good)[: len(good)], "numpy.ndarray")
-    status = Status(Code.OK, "")
-    reply = legacy._reply(
-        FitRes(status, parameters, num_examples, reported), list(strategy.upload_spec())
-    )
-    means = strategy.run.aggregate_train(1, [(0, reply)])
-    if means is None:
-        assert_same_bits(arrays_of(strategy.state), before)
-    assert (means is not None) == (0 in strategy.train_metrics.get(1, {}))
 
 
 # --- Saved states and checkpoints ---------------------------------------------------------------

@@ -8,25 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import MessageType
-from flwr.clientapp import ClientApp
 from numpy.testing import assert_allclose
 
 from clients import FedADMMClient, client_app
-from fl_admm_strategies import FedADMM, LegacyStrategy, run_in_process
+from fl_admm_strategies import FedADMM
 from fl_admm_strategies.runtime.messages.packing import unpack_instructions
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, Reply
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.trust.layout import NAMES
 from tests.support.federation import (
-    ClientFn,
     WatchedGrid,
     assert_same_bits,
     client_fn_of,
     initial_arrays,
-    node_of,
     raising_client_fn,
 )
-from tests.support.legacy import with_workflow
 from tests.support.refusals import Warned, refused
 
 # tests.support gives client i 10 + i examples, so n = 75.
@@ -135,28 +131,6 @@ def test_a_run_in_which_nobody_shakes_hands_ends_by_name() -> None:
     grid = grid_of(failing={client: [0] for client in range(6)})
     with refused(RuntimeError, "handshake", "[0, 1, 2, 3, 4, 5]", "the disk is full"):
         strategy_of().start(grid, initial_arrays(), 1)
-
-
-def legacy(strategy: FedADMM, client_fn: ClientFn) -> None:
-    app = with_workflow(LegacyStrategy(strategy, initial_arrays()), 2)
-    run_in_process(app, ClientApp(client_fn=client_fn), 6)
-
-
-@pytest.mark.slow
-def test_it_works_under_the_legacy_api() -> None:
-    strategy, expected = strategy_of(), strategy_of()
-    legacy(strategy, client_fn_of(FedADMMClient))
-    expected.start(grid_of(), initial_arrays(), 2)
-    assert_allclose(alpha_of(strategy), ALPHA, rtol=1e-15)
-    assert_same_bits(strategy.state_dict(), expected.state_dict())
-
-
-def test_a_failing_client_is_named_under_the_legacy_api(warned: Warned) -> None:
-    # The client that raises does not say which partition it has, so its id is its node's.
-    strategy = strategy_of()
-    legacy(strategy, raising_client_fn(FedADMMClient, {4: [0]}))
-    assert strategy.client_ids == [node_of(client) for client in (0, 1, 2, 3, 5)]
-    assert warned(f"client {node_of(4)}", "the disk is full")
 
 
 @pytest.mark.slow

@@ -195,7 +195,7 @@ def test_a_federation_of_unknown_size_is_all_that_answer_in_time(
 
 def test_a_legacy_client_app_is_pointed_to_the_two_ways_out() -> None:
     grid = InProcessGrid(ClientApp(client_fn=client_fn_of(FPFCClient)), 2)
-    with refused(RuntimeError, "clients.client_app", "LegacyStrategy"):
+    with refused(RuntimeError, "clients.client_app", "LegacyServer"):
         FPFC(SmoothedSCAD(0.5)).start(grid, initial_arrays())
 
 

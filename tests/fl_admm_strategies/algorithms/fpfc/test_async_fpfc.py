@@ -24,7 +24,6 @@ from fl_admm_strategies import (
     AsyncFPFC,
     InProcessGrid,
     LambdaPath,
-    LegacyStrategy,
     RandomDelay,
     SmoothedSCAD,
 )
@@ -488,7 +487,5 @@ def test_settings_out_of_range_are_refused() -> None:
 
 def test_what_waits_for_rounds_is_refused() -> None:
     strategy = AsyncFPFC(SCAD)
-    with refused(ValueError, "AsyncFPFC"):
-        LegacyStrategy(strategy, first())
     with refused(RuntimeError, "AsyncFPFC"):
         strategy.configure_train(1, first(), ConfigRecord(), InProcessGrid(point_app(), 2))

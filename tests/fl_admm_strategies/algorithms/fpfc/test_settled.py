@@ -20,7 +20,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 from clients import FPFCClient, client_app
-from fl_admm_strategies import FPFC, AsyncFPFC, InProcessGrid, LegacyStrategy, SmoothedSCAD
+from fl_admm_strategies import FPFC, AsyncFPFC, InProcessGrid, SmoothedSCAD
 from fl_admm_strategies.algorithms.fpfc import together
 from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
 from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
@@ -41,7 +41,7 @@ from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
     without,
 )
 from tests.support.federation import RestlessGrid, WatchedGrid, assert_same_bits
-from tests.support.legacy import run_workflow
+from tests.support.legacy import run_legacy
 from tests.support.pairs import v_of
 from tests.support.slopes import app_of, arrays, client_of
 
@@ -109,22 +109,12 @@ def test_a_group_trains_one_model_the_mean_by_examples_and_sends_it_to_all() -> 
 
 
 @pytest.mark.slow
-def test_pairs_begin_in_the_last_rounds_and_never_where_nobody_knows_which_these_are() -> None:
+def test_pairs_begin_in_the_last_rounds() -> None:
     strategy, _, _ = whole()
     search = strategy.diagnostics().search
     assert search.fused_from == PAIRS - 1
     assert search.lam_inside >= strategy.diagnostics().lam > 0
     assert strategy.state.pairs.num_stored > 0
-
-    strategy = auto()
-    run_workflow(InProcessGrid(legacy_app(), NUM_CLIENTS), LegacyStrategy(strategy, arrays()), LAST)
-    search = strategy.diagnostics().search
-    assert search.fused_from == 0
-    assert strategy.state.pairs.num_stored == 0
-    models = omega(strategy)
-    for group in (0, 1):
-        (members,) = np.nonzero(np.array(GROUPS) == group)
-        assert len(np.unique(models[members], axis=0)) == 1
 
 
 @pytest.mark.slow
@@ -363,8 +353,7 @@ def test_the_engines_and_the_legacy_api_give_the_same_bits() -> None:
     strategy.start(InProcessGrid(client_app(alone, num_clients=NUM_CLIENTS), 2), arrays(), LAST)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
     strategy = auto()
-    legacy = LegacyStrategy(strategy, arrays(), num_rounds=LAST)
-    run_workflow(InProcessGrid(legacy_app(), NUM_CLIENTS), legacy, LAST)
+    run_legacy(InProcessGrid(legacy_app(), NUM_CLIENTS), strategy, arrays(), LAST)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
 
 

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
-from threading import Event
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 from flwr.clientapp import ClientApp
-from flwr.common.constant import MessageTypeLegacy
 from numpy.testing import assert_array_equal
 
 from clients import FedADMMClient, FPFCClient, client_app
-from fl_admm_strategies import FPFC, FedADMM, LegacyStrategy, SmoothedSCAD
+from fl_admm_strategies import FPFC, FedADMM, SmoothedSCAD
 from fl_admm_strategies.runtime.members.membership import Membership
 from fl_admm_strategies.runtime.messages.records import Reply
 from tests.support.federation import (
-    FROM_ROUND_3,
     GONE_AND_BACK,
     INITIAL,
-    JOINING,
     PARTITIONS,
     Online,
     RestlessGrid,
     assert_same_bits,
     client_fn_of,
     initial_arrays,
-    make_client,
     trained,
 )
-from tests.support.legacy import run_workflow
+from tests.support.legacy import run_legacy
 
 
 def members(*clients: int, max_missed_rounds: int | None = None) -> Membership:
@@ -192,66 +184,10 @@ def test_clients_come_and_go_under_the_legacy_api_alike(make, client_class, onli
     strategy, expected = make(seed=1), make(seed=1)
     app = ClientApp(client_fn=client_fn_of(client_class))
     grid = RestlessGrid(app, (0, 1, 2, 1, 7), online)
-    run_workflow(grid, LegacyStrategy(strategy, initial_arrays()), 7)
+    run_legacy(grid, strategy, initial_arrays(), 7)
     current = RestlessGrid(client_app(client_fn_of(client_class)), (0, 1, 2, 1, 7), online)
     expected.start(current, initial_arrays(), 7)
     assert trained(strategy)[2] == [0, 1, 2]
     assert 1 in trained(strategy)[7]
     assert_same_bits(strategy.state_dict(), expected.state_dict())
     assert strategy.train_metrics == expected.train_metrics
-
-
-@pytest.mark.slow
-def test_a_new_node_of_the_legacy_api_that_cannot_say_who_it_is_is_asked_again(warned):
-    asked: list[int] = []
-
-    def client_fn(context: Context) -> Any:
-        client = make_client(FPFCClient, context)
-        if context.node_config["partition-id"] == JOINING:
-            properties = client.get_properties
-
-            def get_properties(config: Any) -> Any:
-                asked.append(1)
-                if len(asked) == 1:
-                    raise OSError("the disk is not there yet")
-                return properties(config)
-
-            client.get_properties = get_properties  # type: ignore[method-assign]
-        return client.to_client()
-
-    strategy = FPFC(SmoothedSCAD(0.5), lr=0.2)
-    grid = RestlessGrid(ClientApp(client_fn=client_fn), PARTITIONS, FROM_ROUND_3)
-    run_workflow(grid, LegacyStrategy(strategy, initial_arrays()), 5)
-    assert strategy.client_ids == [0, 1, 2, 4]
-    assert trained(strategy)[3] == INITIAL
-    assert trained(strategy)[4] == [0, 1, 2, 4]
-    assert warned("node 5")
-
-
-@pytest.mark.slow
-def test_a_new_node_of_the_legacy_api_may_answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_admm_strategies.runtime.members.discovery.QUERY_TIMEOUT", 0.1)
-    in_round_4 = Event()
-    strategy = FPFC(SmoothedSCAD(0.5), lr=0.2, fraction_evaluate=0)
-
-    class Slow(LegacyStrategy):
-        def configure_fit(self, server_round: int, *args: Any, **kwargs: Any) -> Any:
-            if server_round == 4:
-                in_round_4.set()
-                wait(self._nodes._asked.values(), 60)
-            return super().configure_fit(server_round, *args, **kwargs)
-
-    class Grid(RestlessGrid):
-        def send_and_receive(self, messages: Any, **kwargs: Any) -> Any:
-            messages = list(messages)
-            asked = messages[0].metadata
-            if asked.message_type == MessageTypeLegacy.GET_PROPERTIES and asked.dst_node_id == 5:
-                assert in_round_4.wait(60)
-            return super().send_and_receive(messages, **kwargs)
-
-    grid = Grid(ClientApp(client_fn=client_fn_of(FPFCClient)), PARTITIONS, FROM_ROUND_3)
-    run_workflow(grid, Slow(strategy, initial_arrays()), 5)
-    assert trained(strategy) == {
-        **{1: INITIAL, 2: INITIAL, 3: INITIAL},
-        **{4: [0, 1, 2, 4], 5: [0, 1, 2, 4]},
-    }

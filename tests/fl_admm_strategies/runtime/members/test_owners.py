@@ -12,7 +12,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from clients import client_app
-from fl_admm_strategies import LegacyStrategy
 from fl_admm_strategies.runtime.members.owners import Owners, fingerprint, read_owners
 from fl_admm_strategies.runtime.messages.packing import pack_replies, unpack_instructions
 from fl_admm_strategies.runtime.messages.records import RawReply
@@ -26,7 +25,7 @@ from tests.support.federation import (
     public_key,
     trained,
 )
-from tests.support.legacy import run_workflow
+from tests.support.legacy import run_legacy
 from tests.support.refusals import Warned, refused
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
@@ -226,9 +225,8 @@ def test_a_run_of_a_simulation_goes_on_where_nodes_have_keys(tmp_path: Path) -> 
 def test_the_legacy_api_knows_sites_by_their_keys(sites, who, warned, tmp_path):
     def start(online: Online, num_rounds: int) -> Mean:
         strategy = mean(max_missed_rounds=9)
-        legacy = LegacyStrategy(strategy, MODEL, checkpoint_dir=tmp_path, resume=True)
         grid = KeyedGrid(ClientApp(client_fn=client_fn_of(Naming)), WHO, online, sites)
-        run_workflow(grid, legacy, num_rounds)
+        run_legacy(grid, strategy, MODEL, num_rounds, checkpoint_dir=tmp_path, resume=True)
         return strategy
 
     assert trained(start(GONE, 3)) == {1: WITH_1, 2: who, 3: who}

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from clients import client_app
-from fl_admm_strategies import InProcessGrid, LegacyStrategy, run_in_process
+from fl_admm_strategies import InProcessGrid
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.packing import pack_instructions, unpack_instructions
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, to_array_record
 from fl_admm_strategies.runtime.messages.schema import Instruction
 from tests.support.federation import Mean
-from tests.support.legacy import with_workflow
+from tests.support.legacy import run_legacy
 from tests.support.refusals import refused
 from tests.support.texts import text
 
@@ -164,8 +164,7 @@ def test_it_arrives_over_every_api_as_it_was_sent(api: str) -> None:
         return Answering().to_client()
 
     if api == "legacy":
-        app = with_workflow(LegacyStrategy(strategy, arrays), 1)
-        run_in_process(app, ClientApp(client_fn=client_fn), 3)
+        run_legacy(InProcessGrid(ClientApp(client_fn=client_fn), 3), strategy, arrays, 1)
     else:
         total = 6 if api == "hosted" else None
         grid = InProcessGrid(client_app(client_fn, num_clients=total), 3)

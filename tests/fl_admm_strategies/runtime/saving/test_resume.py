@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from filelock import FileLock, Timeout
 from flwr.app import Array, ArrayRecord
-from flwr.clientapp import ClientApp
 
 from clients import client_app
-from fl_admm_strategies import FLAME, FedADMM, InProcessGrid, LegacyStrategy, run_in_process
+from fl_admm_strategies import FLAME, InProcessGrid
 from fl_admm_strategies.runtime.saving import files as runtime_files
 from fl_admm_strategies.runtime.saving.files import DamagedFileError, read_arrays
 from tests.support.checkpoints import (
@@ -34,7 +33,6 @@ from tests.support.checkpoints import (
     start,
 )
 from tests.support.federation import assert_same_bits
-from tests.support.legacy import with_workflow
 from tests.support.refusals import Warned, refused
 
 
@@ -134,57 +132,6 @@ def test_a_run_whose_clients_lost_their_state_says_so_and_goes_on(copy, warned):
     held = [read_arrays(max((copy / "clients" / f"client-{i}").iterdir()))[0] for i in range(4)]
     total = sum(own["u"] + own["dual"] / strategy.rho for own in held)
     np.testing.assert_allclose(strategy.state.consensus.mean.total, total, rtol=1e-12)
-
-
-def legacy_run(num_rounds: int, strategy: FedADMM, state_dir: Path, **options: Any) -> None:
-    legacy = LegacyStrategy(strategy, first(), evaluate_every=2, **options)
-    client = ClientApp(client_fn=lambda context: Averaging(context, state_dir).to_client())
-    run_in_process(with_workflow(legacy, num_rounds), client, NUM_CLIENTS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keep_clients", [True, False])
-def test_the_legacy_api_resumes_as_well(keep_clients: bool, tmp_path: Path, warned: Warned) -> None:
-    expected = new_strategy()
-    legacy_run(5, expected, tmp_path / "other")
-    folder: dict[str, Any] = {
-        "state_dir": tmp_path / "clients",
-        "checkpoint_dir": tmp_path / "checkpoints",
-    }
-    legacy_run(3, new_strategy(), **folder)
-    if not keep_clients:
-        shutil.rmtree(tmp_path / "clients")
-    resumed = new_strategy()
-    legacy_run(5, resumed, **folder, resume=True)
-    if not keep_clients:
-        assert warned("afresh")
-        return
-    assert_same_bits(resumed.state_dict(), expected.state_dict())
-    assert resumed.train_metrics == expected.train_metrics
-    assert resumed.evaluate_metrics == expected.evaluate_metrics
-    assert resumed.traffic == expected.traffic
-
-
-@pytest.mark.slow
-def test_under_the_legacy_api_a_round_whose_evaluate_fn_raises_is_saved(tmp_path: Path) -> None:
-    def evaluate(server_round: int, arrays: Any, config: Any) -> Any:
-        if server_round == 3:
-            raise ZeroDivisionError
-
-    expected = new_strategy()
-    legacy_run(5, expected, tmp_path / "other")
-    folder: dict[str, Any] = {
-        "state_dir": tmp_path / "clients",
-        "checkpoint_dir": tmp_path / "checkpoints",
-        "checkpoint_every": 5,
-    }
-    with pytest.raises(ZeroDivisionError):
-        legacy_run(5, new_strategy(), **folder, evaluate_fn=evaluate)
-    assert newest(tmp_path).name == "round-000003.safetensors"
-    resumed = new_strategy()
-    legacy_run(5, resumed, **folder, resume=True)
-    assert_same_bits(resumed.state_dict(), expected.state_dict())
-    assert resumed.train_metrics == expected.train_metrics
 
 
 # --- What is refused ----------------------------------------------------------------------------
