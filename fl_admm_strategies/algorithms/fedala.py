@@ -85,11 +85,6 @@ class FedALA(OneModelStrategy):
     lr: StepSize = 0.1
     local_epochs: Count = 1
 
-    @property
-    def idle_settings(self) -> frozenset[str]:
-        """In no layers there is nothing to mix."""
-        return super().idle_settings | ({"sample", "weight_lr"} if self.layers == 0 else set())
-
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' models, weighted by n_i."""
         self.state.model = weighted_average(self.state.model, replies)

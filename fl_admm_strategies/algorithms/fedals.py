@@ -29,7 +29,7 @@ from ..maths.normal import packed_size, solve_rows
 from ..maths.regularizers import squared_l2_weight
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import SUMMED, check_bound_of_changes
+from .shared.base import SUMMED
 from .shared.completion import CompletionStrategy, FedMCFactors
 from .shared.totals import Totals, TotalsStrategy
 
@@ -101,19 +101,12 @@ class FedALS(TotalsStrategy, CompletionStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bound_of_changes("client", self.max_norm, self.on_excess)
         self._gamma = squared_l2_weight("regularizer", self.regularizer)
         if not self._gamma > 0:
             raise ValueError(
                 "regularizer is SquaredL2(0), expected a weight above 0: the equations of an item "
                 "that nobody rated have no solution without."
             )
-
-    @property
-    def idle_settings(self) -> frozenset[str]:
-        """Names of the settings that do nothing."""
-        explicit = {"confidence"} if self.feedback == "explicit" else set()
-        return super().idle_settings | {"init_scale"} | explicit
 
     def init_state(self, arrays: Arrays) -> FedALSState:
         """Start with V^0, and empty sums."""

@@ -105,12 +105,6 @@ class FedAPM(FedADMM):
     def _more(self) -> str:
         return " (on v_i at their own u_i)" if self.start_at == "global" else ""
 
-    @property
-    def idle_settings(self) -> frozenset[str]:
-        """The u-step takes `local_epochs`, or as many steps as a tolerance asks for (16)."""
-        unused = {"tolerance_decay", "max_steps"} if self.tolerance is None else {"local_epochs"}
-        return super().idle_settings | unused
-
     def init_state(self, arrays: Arrays) -> FedADMMState:
         """Start FedADMM's state for the shared arrays alone."""
         # Of what is optimised something must be personal and something shared.

@@ -195,14 +195,6 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         return self.solve == "exact"
 
     @property
-    def idle_settings(self) -> frozenset[str]:
-        """Names of the settings that do nothing."""
-        idle = set() if self.solve == "linear" else {"inner_steps", "init_scale", "y0"}
-        if self.feedback == "explicit":
-            idle.add("confidence")
-        return super().idle_settings | idle
-
-    @property
     def _more(self) -> str:
         """What else `form` says of the local steps."""
         if self.solve == "linear":

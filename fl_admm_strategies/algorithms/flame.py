@@ -265,17 +265,6 @@ class FLAME(MoreauStrategy, ConsensusStrategy):
     def _of_participants(self) -> bool:
         return self.averaging == "participants"
 
-    @property
-    def idle_settings(self) -> frozenset[str]:
-        """What belongs to another theta-step than the one that is taken."""
-        of_accuracy = {"tolerance", "tolerance_decay", "max_steps"}
-        unused = {
-            "fixed": of_accuracy,
-            "accuracy": {"local_epochs"},
-            "exact": {"lr", "local_epochs", *of_accuracy},
-        }
-        return super().idle_settings | unused[self.theta_step]
-
     def init_state(self, arrays: Arrays) -> FLAMEState:
         """Start with theta_i^0 = w_i^0 = w^0, the initial model, so pi_i^0 = 0 as (33) wants."""
         self._block = Block.optimised(arrays, self.trained, self._averaged)

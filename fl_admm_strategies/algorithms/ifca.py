@@ -173,16 +173,6 @@ class IFCA(ClusteredStrategy):
             )
         self._clustered = compile_pattern("clustered", self.clustered)
 
-    @property
-    def idle_settings(self) -> frozenset[str]:
-        """What belongs to the other kind of mean, to restarts, and to models that are drawn."""
-        idle = {"divisor"} if self.averaging == "model" else {"local_epochs", "weights"}
-        if self.restarts == 1:
-            idle.add("restart_rounds")
-        if self.initial_models is not None:
-            idle.add("init_scale")
-        return super().idle_settings | idle
-
     # ------------------------------------------------------------------------------------------
     # The models at the start
     # ------------------------------------------------------------------------------------------

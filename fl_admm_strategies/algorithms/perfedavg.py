@@ -110,12 +110,6 @@ class PerFedAvg(OneModelStrategy):
         super().__post_init__()
         self.counted_by = self.weights
 
-    @property
-    def idle_settings(self) -> frozenset[str]:
-        """What belongs to another `mode`."""
-        steps = "local_steps" if self.mode == "finetune" else "local_epochs"
-        return super().idle_settings | {steps} | (set() if self.mode == "hf" else {"delta"})
-
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i."""
         self.state.model = participants_mean(self.state.model, replies, self.weights)

@@ -8,15 +8,13 @@ from typing import Annotated, cast
 from flwr.app import MetricRecord, RecordDict
 
 from ..maths.checks import check_function
-from .messages.records import ARRAYS, METRICS, Metrics, Reply, to_array_record
+from .messages.records import ARRAYS, METRICS, NUM_EXAMPLES, Metrics, Reply, to_array_record
 
 MetricsAggrFn = Annotated[Callable[[list[RecordDict], str], MetricRecord], check_function]
-"""Gets the accepted replies' records and `weighted_by_key`."""
+"""Gets the accepted replies' records, and the name of the number of examples in them."""
 
 
-def aggregated_by(
-    function: MetricsAggrFn, name: str, replies: Mapping[int, Reply], weighted_by_key: str
-) -> Metrics:
+def aggregated_by(function: MetricsAggrFn, name: str, replies: Mapping[int, Reply]) -> Metrics:
     """Return what a user's function makes of the clients' metrics.
 
     Parameters
@@ -27,7 +25,6 @@ def aggregated_by(
     replies : mapping of int to Reply
         By client; a record has the metrics, and the upload where there is one. A client has no more
         examples in it than it counts for.
-    weighted_by_key : str
 
     Raises
     ------
@@ -37,9 +34,9 @@ def aggregated_by(
     records = []
     for reply in replies.values():
         record = RecordDict({ARRAYS: to_array_record(reply.arrays)} if reply.arrays else {})
-        record[METRICS] = MetricRecord({**reply.metrics, weighted_by_key: reply.num_examples})
+        record[METRICS] = MetricRecord({**reply.metrics, NUM_EXAMPLES: reply.num_examples})
         records.append(record)
-    found = function(records, weighted_by_key)
+    found = function(records, NUM_EXAMPLES)
     if not isinstance(found, MetricRecord):
         raise TypeError(
             f"{name} returned a {type(found).__name__}, expected a flwr.app.MetricRecord. Return "

@@ -113,19 +113,6 @@ class Algorithm(ABC):
         """
         return ""
 
-    @property
-    def idle_settings(self) -> frozenset[str]:
-        """Names of the settings that do nothing in this run, as the others are.
-
-        The log and captions leave them out. A method adds its own to those of its base.
-        """
-        return frozenset()
-
-    @property
-    def given_settings(self) -> Mapping[str, Any]:
-        """Settings that were changed in the course of the run, as it was given them."""
-        return {}
-
     # ------------------------------------------------------------------------------------------
     # Every method answers these
     # ------------------------------------------------------------------------------------------

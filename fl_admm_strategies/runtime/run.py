@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any
@@ -66,8 +66,6 @@ class Run:
         Whose state changes.
     membership, sampling, intake, bound, privacy
         The run's collaborators; `record`, `resume` and `underway` are its own.
-    patience : int
-        Rounds without any usable reply after which the run has failed.
 
     Attributes
     ----------
@@ -85,12 +83,11 @@ class Run:
     intake: Intake
     bound: Bound
     privacy: Privacy
-    patience: InitVar[int]
 
-    def __post_init__(self, patience: int) -> None:
+    def __post_init__(self) -> None:
         algorithm = self.algorithm
         self.record, self.resume = Record(), Resume()
-        self.health = Health(patience, type(algorithm).__name__, algorithm.remedy)
+        self.health = Health(type(algorithm).__name__, algorithm.remedy)
         self.layout, self.underway = Layout(), Underway()
         self.outgoing = Outgoing(
             algorithm, self.membership, self.sampling, self.resume, self.intake
@@ -378,7 +375,7 @@ class Run:
     ) -> Metrics | None:
         """Check the replies of a round, then let them change the state; return the mean metrics.
 
-        None where no reply is usable. Where nobody could ever train, the run ends after `patience`
+        None where no reply is usable. Where nobody could ever train, the run ends after `PATIENCE`
         rounds; at once if all clients are of the wrong kind, or if it is not `patient`.
         """
         algorithm, asked = self.algorithm, self.intake.asked
@@ -423,11 +420,11 @@ class Run:
         self.record.count_up(server_round, accepted)
         self.record.train_metrics.add(server_round, {i: r.metrics for i, r in accepted.items()})
         self._on_state_lost(server_round, lost)
-        function, key = algorithm.train_metrics_aggr_fn, self.intake.weighted_by_key
+        function = algorithm.train_metrics_aggr_fn
         if function is None:
-            means = weighted_means(accepted, key)
+            means = weighted_means(accepted)
         else:
-            means = aggregated_by(function, "train_metrics_aggr_fn", accepted, key)
+            means = aggregated_by(function, "train_metrics_aggr_fn", accepted)
         means = means | algorithm.round_metrics() | self.bound.measured()
         means |= self.privacy.measured()
         self.record.trained(server_round, means)
@@ -445,7 +442,7 @@ class Run:
         Raises
         ------
         RuntimeError
-            If there were `patience` of them in a row.
+            If there were `PATIENCE` of them in a row.
         """
         if self._is_open:
             reason = (
@@ -538,16 +535,16 @@ class Run:
             return {}
         clients = {i: reply.metrics for i, reply in accepted.items()}
         self.record.evaluate_metrics.add(server_round, clients)
-        function, key = self.algorithm.evaluate_metrics_aggr_fn, self.intake.weighted_by_key
+        function = self.algorithm.evaluate_metrics_aggr_fn
         if function is None:
-            means = self.algorithm.evaluation_metrics(clients, weighted_means(accepted, key))
+            means = self.algorithm.evaluation_metrics(clients, weighted_means(accepted))
             means = self._with_headline(means)
         else:
             named = {
                 client: replace(reply, metrics=self._with_headline(reply.metrics))
                 for client, reply in accepted.items()
             }
-            means = aggregated_by(function, "evaluate_metrics_aggr_fn", named, key)
+            means = aggregated_by(function, "evaluate_metrics_aggr_fn", named)
         self.record.evaluated(server_round, means)
         return means
 
@@ -666,7 +663,7 @@ class Run:
 
 def fingerprint(algorithm: Algorithm, spec: Spec) -> dict[str, Any]:
     """Return which run it is that starts an algorithm from arrays, for JSON."""
-    settings = {**settings_of(algorithm), **algorithm.given_settings}
+    settings = settings_of(algorithm)
     return {
         "algorithm": type(algorithm).__name__,
         "model": {name: f"{dtype} {shape}" for name, (shape, dtype) in spec.items()},

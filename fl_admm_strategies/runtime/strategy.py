@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -24,13 +23,12 @@ from .algorithm import Algorithm, OnClient
 from .best import KeepBest, KeepBestBy
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
 from .common.interrupts import explaining
-from .common.settings import HasSettings, as_text, settings_of
+from .common.settings import HasSettings, as_text, parameters_of, settings_of
 from .composition import check_clipping, check_wrappers, overridden, strategies_around
 from .link import GridLink
 from .members.membership import Membership
 from .members.sampling import Sampling
 from .messages.records import (
-    NUM_EXAMPLES,
     ClientReply,
     Metrics,
     from_array_record,
@@ -45,7 +43,7 @@ from .progress import in_short, progress_bar
 from .record import Traffic
 from .reserved import check_user_settings
 from .run import Exchange, Run
-from .trust.bound import Bound, MaxNorm, OnExcess
+from .trust.bound import Bound, MaxNorm
 from .trust.intake import Intake
 
 _QUERY_TIMEOUT = 3600.0  # seconds for a handshake, where the caller brings a loop of its own
@@ -83,29 +81,20 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         none). "first": the id belongs to the node that first brought it, in this run and all that
         resume it. A mapping from ids to fingerprints (``ssh-keygen -lf KEY.pub``) says whose these
         are. "any": any node may be any client that is on no other connected node.
-    patience : int (default: 3)
-        Rounds in a row without any usable reply after which the run has failed: at its start, when
-        it ends with the clients' error, and at its end.
     max_norm : float or "auto", optional
         How far an upload may be from what its client was sent, as the Euclidean norm over all of
         its arrays. "auto": 1.5 times the running median. By default an upload is refused, by name,
         that is beyond 10 times the largest running median of the run so far; not so with
         fewer than five clients, ``published=True`` and FPFC's given penalties. ``math.inf``: no
-        bound. See docs/robustness.md.
-    on_excess : {"clip", "refuse"} (default: "clip")
-        What becomes of an upload beyond `max_norm`: it is scaled back to that distance, or refused
-        by name. The round's metrics have how many, ``clipped`` or ``refused``.
+        bound. An upload beyond a `max_norm` is scaled back to that distance; it is refused where
+        clients send changes of variables of their own. The round's metrics have how many,
+        ``clipped`` or ``refused``. See docs/robustness.md.
     privacy : ClientDP, optional
         Differential privacy of whole clients: uploads are clipped and noised, and the round's
         metrics have ``epsilon``. Every upload counts alike then, and there is no `max_norm` where
         the noise is added at the server. See docs/privacy.md.
-    max_examples : int, optional
-        A client that reports more examples counts as if it had so many. By default ten times the
-        median of what clients have reported, of three or more.
-    weighted_by_key : str (default: "num-examples")
-        The metric of a reply that holds its number of examples.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
-        As in Flower's `FedAvg`: ``function(records, weighted_by_key)`` makes one `MetricRecord` of
+        As in Flower's `FedAvg`: ``function(records, "num-examples")`` makes one `MetricRecord` of
         the accepted replies' `RecordDict`. `stop` gets the same. By default the metrics are means,
         in which a single client weighs no more than ten times the median.
     wire_dtype : {"float16"}, optional
@@ -133,12 +122,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     max_clients_per_node: Count | None = None
     max_missed_rounds: Count | None = None
     client_keys: str | Mapping[int, str] = "first"
-    patience: Count = 3
     max_norm: MaxNorm = None
-    on_excess: OnExcess = "clip"
     privacy: ClientDP | None = None
-    max_examples: Count | None = None
-    weighted_by_key: str = NUM_EXAMPLES
     train_metrics_aggr_fn: MetricsAggrFn | None = None
     evaluate_metrics_aggr_fn: MetricsAggrFn | None = None
     wire_dtype: WireDtype = None
@@ -168,15 +153,12 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             seed=short(self.seed),  # clients are told seeds that follow from it
         )
         method, privacy = declared_method(type(self)), Privacy(self.privacy, self.seed)
-        bound = Bound(self.default_norm if self.max_norm is None else self.max_norm, self.on_excess)
+        max_norm = self.default_norm if self.max_norm is None else self.max_norm
+        bound = Bound(max_norm, clips=not self.why_unaltered)
         if self.privacy is not None and privacy.is_central:
-            bound = Bound(self.privacy.clip, "refuse" if self.clips_itself else "clip")
-        intake = Intake(
-            self.weighted_by_key, self.membership, method, self.max_examples, self.why_unaltered
-        )
-        self.run = Run(
-            self, self.membership, sampling, intake, bound, privacy, patience=self.patience
-        )
+            bound = Bound(self.privacy.clip, clips=not self.clips_itself)
+        intake = Intake(self.membership, method, self.why_unaltered)
+        self.run = Run(self, self.membership, sampling, intake, bound, privacy)
         self._collected: dict[int, Arrays] | None = None
         self._known: dict[str, Array] = {}  # the global model, as whoever calls the hooks has it
         self._link = GridLink(
@@ -297,21 +279,16 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         """What bounds uploads without a `max_norm`: infinity for nothing, None for outliers."""
         return None
 
-    @property
-    def idle_settings(self) -> frozenset[str]:
-        """What bounds and evaluates nothing does nothing."""
-        unbounded = {"on_excess"} if self.max_norm in (None, math.inf) else set()
-        if self.privacy is not None and self.privacy.noise_at == "server":
-            unbounded = {"max_norm", "on_excess"}
-        unevaluated = {"min_evaluate_nodes"} if self.fraction_evaluate == 0 else set()
-        return super().idle_settings | unbounded | unevaluated
-
     def summary(self) -> None:
-        """Log the form of the method that runs, and the settings that take part in it."""
+        """Log the form of the method that runs, and its settings.
+
+        Of the settings that every strategy has only those that were changed.
+        """
+        defaults = {name: one.default for name, one in parameters_of(StatefulStrategy).items()}
         settings = {
             name: value
             for name, value in settings_of(self).items()
-            if value is not None and name not in self.idle_settings
+            if value is not None and (name not in defaults or value != defaults[name])
             if name != "seed" or self.privacy is None  # the noise follows from it
         }
         log(INFO, f"\t└──> {type(self).__name__}: {self.form}".rstrip())
@@ -408,7 +385,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         RuntimeError
             If another process is using `checkpoint_dir`, no client took part in the handshake of an
             algorithm that needs one, not a single reply of the whole run, or of its
-            last rounds, was usable (`patience`), or the model is not finite.
+            last rounds, was usable, or the model is not finite.
         """
         check_count("num_rounds", num_rounds, least=1)
         check_count("evaluate_every", evaluate_every, least=1)

@@ -160,7 +160,9 @@ class Comparison(Section):
         method, raw = self.method_of(alias), self.raw_settings(alias, self.all_seeds[0], {})
         settings = checked(raw, alias)
         made = completed(settings.baselines.methods()[method], settings.algorithm).build()
-        used = parameters_of(type(made)).keys() - made.idle_settings
+        used = set(parameters_of(type(made)))
+        if method == "perfedavg":  # the one that has both
+            used.discard("local_steps" if made.mode == "finetune" else "local_epochs")
         lines = (tuple(name for name in names if name in used) for names in _LENGTHS)
         found: tuple[str, ...] = next(filter(None, lines), ())
         return tuple(name.replace("_", "-") for name in found)

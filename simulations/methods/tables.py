@@ -14,7 +14,7 @@ from ..settings.constructor import Built, table_of
 from ..settings.tables import AlgorithmTable, BaselineTable
 
 _ALL_CLIENTS = "All clients of the data set take part, training.fraction-train of them in a round."
-_CHOSEN = {"max_norm", "on_excess", "max_examples", "privacy", "wire_dtype"}
+_CHOSEN = {"max_norm", "privacy", "wire_dtype"}
 _OF_THE_RUN = {
     **dict.fromkeys(
         parameters_of(SampledStrategy).keys() - _CHOSEN, "The app leaves it at its default."

@@ -66,7 +66,7 @@ class Finished:
 
     def picture(self, file: str, what: str = "") -> Picture:
         """Return a picture of the run, titled by its method, data, form and settings."""
-        setting = setting_of(self.settings, self.strategy.idle_settings)
+        setting = setting_of(self.settings)
         return Picture(
             self.out / file,
             f"{self.title} on {self.problem.data.name}" + (f": {what}" if what else ""),

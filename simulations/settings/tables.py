@@ -146,21 +146,13 @@ class Settings(Section):
         return tomli_w.dumps(self.model_dump(by_alias=True, exclude_none=True))
 
 
-def setting_of(settings: Settings, idle: Collection[str]) -> str:
-    """Return what was run in one line: the method's settings, and what else is not the default.
-
-    Parameters
-    ----------
-    settings : Settings
-        Those of the file, with the changes.
-    idle : collection of str
-        Settings of the method that do nothing in this run: `StatefulStrategy.idle_settings`.
-    """
+def setting_of(settings: Settings) -> str:
+    """Return what was run in one line: the method's settings, and what else is not the default."""
     training, model = settings.training, settings.model
     parts = [f"{name}={_text(value)}" for name, value in settings.data.options.items()]
     if model is not None:
         parts += [f"model={model.name}", *given(model, without=("name",))]
-    parts += given(settings.algorithm, without={"name", *idle}, defaults=True)
+    parts += given(settings.algorithm, without=("name",), defaults=True)
     parts += [f"client.{part}" for part in given(settings.client)]
     parts += given(training, without=("num_rounds", "evaluate_every", "checkpoint_every"))
     if settings.attack is not None and settings.attack.ratio > 0:

@@ -27,7 +27,6 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "default": {},
     "none": {"max_norm": math.inf},
     "clip": {"max_norm": "auto"},
-    "refuse": {"max_norm": "auto", "on_excess": "refuse"},
 }
 RULES: dict[str, dict[str, Any]] = {
     rule: {"aggregation": rule, "malicious": 0.25}

@@ -1,4 +1,4 @@
-"""`max_norm` and `max_examples`: what every strategy promises of them, whatever its algorithm."""
+"""`max_norm`, and a bound on examples: what every strategy promises, whatever its algorithm."""
 
 from __future__ import annotations
 
@@ -42,21 +42,23 @@ HUGE = Attack("one-huge", 0.17, seed=3)
 UPLOADING = [case for case in CASES if case.server_learns]
 
 
-def bound_of(case: Case, **settings: Any) -> dict[str, Any]:
-    """Return a bound that the case can have: changes cannot be clipped."""
+def sends_changes(case: Case) -> bool:
+    """Return whether uploads beyond the bound are refused, since they cannot be clipped."""
     changes = "client-duals" in case.name and "FedGiA" not in case.name
-    changes |= case.name in ("FedDyn", "SCAFFOLD", "FedALS", "FedALS-implicit")
-    return {"max_norm": "auto", "on_excess": "refuse" if changes else "clip", **settings}
+    return changes or case.name in (
+        *("FedDyn", "SCAFFOLD", "FedALS", "FedALS-implicit", "FedGiA", "FedGiA-gram"),
+        *("FedEASE", "FedMGS", "IFCA"),
+    )
 
 
 @pytest.mark.parametrize("case", UPLOADING, ids=lambda case: case.name)
 def test_nothing_is_left_of_a_huge_number(case: Case, warned: Warned) -> None:
-    strategy = case.strategy(seed=1, fraction_evaluate=0, **bound_of(case))
+    strategy = case.strategy(seed=1, fraction_evaluate=0, max_norm="auto")
     fn = attacked_client_fn(client_fn_of(case.client_class), HUGE)
     strategy.start(InProcessGrid(client_app(fn), NUM_CLIENTS), case.initial_arrays(), 3)
     state = {name: array for name, array in arrays_of(strategy.state).items() if array.size}
     assert max(float(np.abs(np.nan_to_num(array)).max()) for array in state.values()) < 1e4
-    name = "clipped" if strategy.on_excess == "clip" else "refused"
+    name = "refused" if sends_changes(case) else "clipped"
     means = strategy.run.record.result.train_metrics_clientapp
     assert all(means[server_round][name] >= 1 for server_round in (1, 2, 3))
     assert all(means[server_round]["norm-bound"] < 1e3 for server_round in (1, 2, 3))
@@ -89,7 +91,7 @@ def test_a_bound_that_nobody_exceeds_changes_no_bit(case: Case) -> None:
     unbounded, _ = plain(case)
     if case.name == "FPFC-auto":  # which bounds uploads by itself where max_norm is not set
         unbounded = run(case, grid_of(case), strategy=sampling(case, max_norm=1e10))
-    strategy = sampling(case, **bound_of(case, max_norm=1e20))
+    strategy = sampling(case, max_norm=1e20)
     strategy.start(grid_of(case), case.initial_arrays(), 3)
     assert_same_bits(arrays_of(strategy.state), arrays_of(unbounded.state))
     assert strategy.train_metrics == unbounded.train_metrics
@@ -139,7 +141,7 @@ def test_the_running_median_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
 
 def test_the_bound_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
     mean_run(2, checkpoint_dir=tmp_path)
-    for settings in ({"max_norm": None}, {"max_norm": "auto", "on_excess": "refuse"}):
+    for settings in ({"max_norm": None}, {"max_norm": 3.0}):
         strategy = Mean(seed=1, fraction_train=0.5, **settings)
         grid = InProcessGrid(client_app(client_fn_of(Adding)), NUM_CLIENTS)
         rounds = 3 if settings["max_norm"] is None else 4
@@ -151,7 +153,7 @@ def test_packed_clients_are_bounded_alike() -> None:
     assert_same_runs(mean_run(nodes=2), mean_run())
 
 
-def test_a_client_counts_for_at_most_max_examples(warned: Warned) -> None:
+def test_a_client_counts_for_at_most_ten_times_the_median(warned: Warned) -> None:
     class Boasting(FedProxClient):
         def train_size(self) -> int:
             boasts = self.context.node_config["partition-id"] == 0
@@ -176,19 +178,11 @@ def test_a_client_counts_for_at_most_max_examples(warned: Warned) -> None:
         strategy.start(InProcessGrid(client_app(client_fn_of(client)), 3), initial_arrays(), 1)
         return strategy
 
-    # Ten times the median, 10, unless the strategy says otherwise: (0 * 100 + 1 * 10 + 2 * 10)/120.
-    for strategy, bias in ((FedProx(seed=1), 0.25), (FedProx(seed=1, max_examples=2**53), 0.0)):
-        model = run(Boasting, strategy).global_arrays
-        assert model["head.bias"].numpy()[0] == pytest.approx(bias, abs=1e-6)
-    assert len(warned("[0]", "max_examples")) == 1
+    # Ten times the median, 10: (0 * 100 + 1 * 10 + 2 * 10)/120.
+    strategy = run(Boasting, FedProx(seed=1))
+    bias = strategy.global_arrays["head.bias"].numpy()[0]
+    assert bias == pytest.approx(0.25, abs=1e-6)
+    assert strategy.train_metrics[1][0]["num-examples"] == 2**50  # what it said
+    assert len(warned("[0]", "examples")) == 1
     by_default = run(Weighted, FedADMM(weights="size")).state.clients.column("alpha")
     np.testing.assert_allclose(by_default, [100 / 120, 10 / 120, 10 / 120])
-    capped = run(Boasting, FedProx(seed=1, max_examples=10))
-    assert capped.global_arrays["head.bias"].numpy()[0] == pytest.approx(1.0)
-    result = capped.run.record.result
-    assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(1.0)
-    assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(1.0)
-    assert capped.train_metrics[1][0]["num-examples"] == 2**50  # what it said
-    weighted = run(Weighted, FedADMM(weights="size", max_examples=40))
-    alphas = weighted.state.clients.column("alpha")
-    np.testing.assert_allclose(alphas, [40 / 60, 10 / 60, 10 / 60])

@@ -613,5 +613,4 @@ def test_a_batch_norm_is_refused(dp: ClientDP) -> None:
 
 
 def test_max_norm_does_nothing_beside_it() -> None:
-    assert {"max_norm", "on_excess"} <= FedAvg(privacy=DP, max_norm=3.0).idle_settings
     assert case_of("FedAvg").strategy(privacy=DP).run.bound.max_norm == CLIP

@@ -31,12 +31,12 @@ WORDS = {
     "lam mu sigma alpha gamma gamma_max eps1 eps2 weight_lr": NOT_NEGATIVE,
     "local_epochs personal_epochs local_steps local_rounds inner_steps user_steps": COUNT,
     "item_steps max_steps restarts restart_rounds num_clusters num_vectors dimension": COUNT,
-    "patience min_train_nodes min_available_nodes max_missed_rounds max_examples": COUNT,
+    "min_train_nodes min_available_nodes max_missed_rounds": COUNT,
     "max_clients_per_node": COUNT,
     "min_evaluate_nodes seed layers warmup_rounds": COUNT_OR_NONE,
     "fraction_train fraction_admm sample tolerance_decay": PART,
     "fraction_evaluate": SHARE,
-    "adapt anchor_on divisor duals feedback solve hessian linkage measure mode on_excess": CHOICE,
+    "adapt anchor_on divisor duals feedback solve hessian linkage measure mode": CHOICE,
     "averaging p rows score start_at step theta_start theta_step weights y0": CHOICE,
     "averaged personal unprojected": PATTERN,
     "gumbel": (["yes"], []),
@@ -45,7 +45,7 @@ WORDS = {
     # Yes or no; objects; and what has tests of its own.
     "published everyone_trains per_class report_diagnostics report_gradient consensus_rounds": ANY,
     "delay initial_models max_staleness nu penalty privacy regularizer validation_share": ANY,
-    "client_keys clustered weighted_by_key wire_dtype aggregation malicious": ANY,
+    "client_keys clustered wire_dtype aggregation malicious": ANY,
 }
 KINDS = {name: kind for words, kind in WORDS.items() for name in words.split()}
 STRICTER = {

@@ -71,7 +71,7 @@ class Storm:
         run.handshake(self._honest, {})
 
     def _new(self) -> StatefulStrategy:
-        return self.case.strategy(seed=1, max_missed_rounds=2, patience=10**6)
+        return self.case.strategy(seed=1, max_missed_rounds=2)
 
     def _honest(self, asked: dict[int, ClientInstruction], kind: str) -> Iterable[ClientReply]:
         about_model = any(NAMES in own.config for own in asked.values())

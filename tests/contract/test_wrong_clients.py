@@ -185,7 +185,7 @@ def test_another_version_is_refused_on_both_sides() -> None:
 def test_what_is_compatible_is_decided_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maker, "is_compatible", lambda version: version == 7)
     case = case_of("FPFC")
-    strategy, client_fn = case.strategy(patience=1), client_fn_of(case.client_class)
+    strategy, client_fn = case.strategy(), client_fn_of(case.client_class)
     with refused(RuntimeError, "version 1", "FPFC"):
         current(NUM_CLIENTS)(case, strategy, client_fn, 1)
 
@@ -251,7 +251,7 @@ def test_a_client_app_written_for_fedavg_serves_a_strategy_for_any_client(warned
 
 
 def test_where_it_cannot_even_train_the_error_says_what_is_needed() -> None:
-    strategy = case_of("FedAPM").strategy(patience=2)
+    strategy = case_of("FedAPM").strategy()
     with refused(RuntimeError, "FedAPMClient"):
         strategy.start(WatchedGrid(fedavg_app(), NUM_CLIENTS), initial_arrays(), 3)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import field
 from logging import INFO
-from typing import Any, Literal
+from typing import Literal
 
 from flwr.common import log
 
@@ -104,25 +103,6 @@ class PenaltySetting(DeclaredPenalty):
         return getattr(getattr(self, "state", None), "source", None)
 
     @property
-    def idle_settings(self) -> frozenset[str]:
-        """Only a search has rounds of consensus and its own bound; it and a path hold samples out.
-
-        So says the penalty that the run was given, not one that was set in its course.
-        """
-        given = self.given_settings.get("penalty", self.penalty)
-        if given == "auto":
-            return super().idle_settings - {"on_excess"}
-        unused = {"consensus_rounds"}
-        if not isinstance(given, LambdaPath):
-            unused.add("validation_share")
-        return super().idle_settings | unused
-
-    @property
-    def given_settings(self) -> Mapping[str, Any]:
-        """The penalty that the run was given."""
-        return {} if self._source is None else {"penalty": self._source.given}
-
-    @property
     def penalty_in_use(self) -> Penalty:
         """The penalty of the next update; with "auto" lambda is 0 until the groups are found."""
         self._need_state()
@@ -138,9 +118,9 @@ class PenaltySetting(DeclaredPenalty):
         """Return the source of a run from these `arrays`: what was set in an earlier one counts."""
         penalty = self._penalty = self.penalty
         if self.max_norm is None and penalty == "auto":
-            self.run.bound = Bound("auto", self.on_excess, self._is_settled, self._is_of_newcomer)
+            self.run.bound = Bound("auto", is_loose=self._is_settled, is_free=self._is_of_newcomer)
         else:  # a penalty holds far clients off by itself
-            self.run.bound = Bound(self.max_norm or math.inf, self.on_excess)
+            self.run.bound = Bound(self.max_norm or math.inf)
         hold_out = HoldOut(
             self.validation_share, lambda ids: self.run.sampling.client_seeds(ids, 0)
         )

@@ -19,7 +19,6 @@ from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import ClientInstruction, Reply
 from ...runtime.messages.schema import Instruction
 from ...runtime.sampled import SampledStrategy
-from ...runtime.trust.bound import MaxNorm, OnExcess
 from .models import ToldStrategy
 
 Weights = Literal["uniform", "size"]
@@ -253,7 +252,6 @@ class ConsensusForm(SummedMessages):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bound_of_changes(self.duals, self.max_norm, self.on_excess)
         self.counted_by = "uniform" if self.duals == "client" else None
         for name, paper, default in (
             ("start_at", "own", self.default_start),
@@ -370,7 +368,6 @@ class SummedStrategy(ToldStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bound_of_changes("client", self.max_norm, self.on_excess)
 
     def init_state(self, arrays: Arrays) -> SummedState:
         """Start with the initial model and all variables at 0."""
@@ -399,20 +396,6 @@ class SummedStrategy(ToldStrategy):
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return the global model."""
         return self._block.model(self.state.consensus.w, self.state.buffers)
-
-
-def check_bound_of_changes(duals: Duals, max_norm: MaxNorm, on_excess: OnExcess) -> None:
-    """Raise ValueError if clients' changes would be clipped, of which they would not know.
-
-    A client that keeps its variables goes on from what it sent. Of a refused upload it learns, by
-    the round of its last accepted one in the next message.
-    """
-    if duals == "client" and max_norm is not None and on_excess == "clip":
-        raise ValueError(
-            "on_excess is 'clip', expected 'refuse' beside a max_norm where clients keep their "
-            "variables: they send the change of these, and if it were clipped, theirs and the "
-            "server's sum would differ from then on. Give on_excess='refuse'."
-        )
 
 
 class OwnBuffers:

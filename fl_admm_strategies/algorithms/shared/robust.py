@@ -148,12 +148,6 @@ class RobustStrategy(ToldStrategy):
             self.counted_by = None
 
     @property
-    def idle_settings(self) -> frozenset[str]:
-        """The plain mean is no rule, and the median takes no share of the uploads for false."""
-        idle = {"mean": {"aggregation", "malicious"}, "median": {"malicious"}}
-        return super().idle_settings | idle.get(self.aggregation, set())
-
-    @property
     def how_counted(self) -> str:
         """The mean needs no single upload."""
         return "" if self.aggregation == "mean" else "Give aggregation='mean'"

@@ -15,11 +15,10 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, as_dtype
-from ...maths.checks import check_choice, check_positive, listing
+from ...maths.checks import check_positive, listing
 from ..messages.records import ClientInstruction, Metrics, Reply
 
 MaxNorm = float | Literal["auto"] | None
-OnExcess = Literal["clip", "refuse"]
 
 FACTOR = 1.5
 """``"auto"``: the bound is so many times the running median (docs/robustness.md says why)."""
@@ -68,8 +67,8 @@ class Bound:
         more than the bound of its round. None: an upload is refused that is beyond `FAR` times the
         largest such median of the run so far; nobody is before there are three, nor in a run of
         fewer than five clients. Infinity: there is no bound.
-    on_excess : {"clip", "refuse"}
-        What becomes of an upload beyond a `max_norm`.
+    clips : bool (default: True)
+        Whether an upload beyond a `max_norm` is scaled back to it, or refused.
     is_loose : callable, optional
         Returns whether the factor is `LOOSE` now, and what is beyond it refused.
     is_free : callable, optional
@@ -79,7 +78,8 @@ class Bound:
     def __init__(
         self,
         max_norm: MaxNorm,
-        on_excess: OnExcess,
+        *,
+        clips: bool = True,
         is_loose: Callable[[], bool] = lambda: False,
         is_free: Callable[[ClientInstruction], bool] = lambda sent: False,
     ) -> None:
@@ -87,9 +87,8 @@ class Bound:
             if isinstance(max_norm, str):
                 raise ValueError(f"max_norm is {max_norm!r}, expected 'auto' or a number > 0.")
             check_positive("max_norm", max_norm)
-        check_choice("on_excess", on_excess, ("clip", "refuse"))
         self.max_norm = max_norm
-        self.on_excess = on_excess
+        self._clips = clips
         self._is_loose, self._is_free = is_loose, is_free
         self.begin()
 
@@ -134,7 +133,7 @@ class Bound:
             norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
         limit = self._limit(norms, num_clients)
         excess = {client: norm for client, norm in norms.items() if norm > limit}
-        refuses = self.max_norm is None or self.on_excess == "refuse" or self._is_loose()
+        refuses = self.max_norm is None or not self._clips or self._is_loose()
         self._measured = {"refused" if refuses else "clipped": len(excess), "norm-bound": limit}
         if self.max_norm is None and not excess:
             self._measured = {}

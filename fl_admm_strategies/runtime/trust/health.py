@@ -19,6 +19,9 @@ from ..saving.state import is_finite
 INITIAL_LOSS, LOSS = "initial-loss", "loss"
 """What a client reports: its training loss before its first step, once, and that of a round."""
 
+PATIENCE = 3
+"""Rounds in a row without any usable reply after which a run has failed."""
+
 # Relative rises above the loss at the start. Mini-batches alone move a mean loss by some percent.
 _MARGIN = 0.1
 _FAR = 9.0  # ten times the start: one such round is enough
@@ -49,8 +52,6 @@ class Health:
 
     Parameters
     ----------
-    patience : int
-        Rounds in a row without any usable reply after which a run has failed.
     method, remedy : str
         The method's name, and its setting to change where a run diverges.
 
@@ -62,8 +63,7 @@ class Health:
         How many of the last rounds had none.
     """
 
-    def __init__(self, patience: int, method: str, remedy: str) -> None:
-        self.patience = patience
+    def __init__(self, method: str, remedy: str) -> None:
         self.advice = f"Give {method} {remedy}"
         self.begin()
 
@@ -175,11 +175,11 @@ class Health:
     def count_empty_round(self, last_refusal: str, *, hopeless: bool = False) -> None:
         """Count a round without a usable reply.
 
-        Raise RuntimeError if no reply was ever usable, after `patience` such rounds, or at once
+        Raise RuntimeError if no reply was ever usable, after `PATIENCE` such rounds, or at once
         where it is `hopeless` to wait.
         """
         self.empty_rounds += 1
-        if not self.ever_usable and (hopeless or self.empty_rounds >= self.patience):
+        if not self.ever_usable and (hopeless or self.empty_rounds >= PATIENCE):
             first = "round" if self.empty_rounds == 1 else f"{self.empty_rounds} rounds"
             raise RuntimeError(
                 f"No client could train in the first {first}, so the run ends. The last refusal: "
@@ -193,7 +193,7 @@ class Health:
                 "The run ended without a single usable reply, so the model is still the initial "
                 f"one. The last refusal: {last_refusal}"
             )
-        if self.empty_rounds >= self.patience:
+        if self.empty_rounds >= PATIENCE:
             raise RuntimeError(
                 f"No reply was usable in the last {self.empty_rounds} rounds, so the model is that "
                 f"of round {server_round - self.empty_rounds}. The last refusal: {last_refusal}"

@@ -16,6 +16,7 @@ from ...maths.checks import largest_of_rows, listing
 from ..members.membership import Membership
 from ..messages.records import (
     MOD_REFUSED,
+    NUM_EXAMPLES,
     ClientInstruction,
     ClientReply,
     Metrics,
@@ -67,15 +68,10 @@ class Intake:
 
     Parameters
     ----------
-    weighted_by_key : str
-        The metric of a reply that holds its number of examples.
     membership : Membership
         Says which clients had an accepted upload before.
     method : str or None
         The method whose clients' replies are accepted; None: any client's.
-    max_examples : int or None
-        A reply that reports more examples counts as if it had reported so many; None: than `MOST`
-        times the median of the clients.
     why_unaltered : str
         Why uploads that were changed on their way are refused; empty where they are not.
 
@@ -93,14 +89,11 @@ class Intake:
         `LARGEST`.
     """
 
-    weighted_by_key: str
     membership: Membership
     method: str | None = None
-    max_examples: int | None = None
     why_unaltered: str = ""
 
     def __post_init__(self) -> None:
-        self._most_examples = math.inf if self.max_examples is None else float(self.max_examples)
         self.begin()
 
     def begin(self) -> None:
@@ -175,15 +168,14 @@ class Intake:
         """Return replies to a training, nobody's with many times the others' examples."""
         members = self.membership
         members.examples = members.examples | {c: r.num_examples for c, r in replies.items()}
-        most = most_examples(members.examples.values()) if self.max_examples is None else math.inf
+        most = most_examples(members.examples.values())
         over = [client for client, reply in replies.items() if reply.num_examples > most]
         if new := [client for client in over if client not in self._capped]:
             self._capped.update(new)
             log(
                 WARNING,
                 f"round {server_round}: clients {listing(new)} report more than {round(most)} "
-                f"examples, {round(MOST)} times the median, and count for so many (max_examples "
-                "sets another bound)",
+                f"examples, {round(MOST)} times the median, and count for so many",
             )
         return replies | {c: replace(replies[c], num_examples=most) for c in over}
 
@@ -196,7 +188,7 @@ class Intake:
             check_reply_maker(raw.metrics, self.method)
         wire_dtype = self.asked[client].config.get(WIRE_DTYPE)
         wanted = spec(client) if callable(spec) else spec
-        reply = check_reply(raw, wanted, self.weighted_by_key, wire_dtype, self._most_examples)
+        reply = check_reply(raw, wanted, wire_dtype)
         if self.why_unaltered and reply.altered:
             raise AlteredUploadError(
                 "its upload was changed on its way, by a mod of the client or a wrapper of the "
@@ -218,12 +210,8 @@ class Intake:
 
     def means_of(self, clients: Mapping[int, Metrics]) -> Metrics:
         """Return the means of what clients reported, as in the phase that they reported it in."""
-        sizes = {
-            client: min(metrics[self.weighted_by_key], self._most_examples)
-            for client, metrics in clients.items()
-        }
-        replies = {client: Reply({}, sizes[client], clients[client]) for client in clients}
-        return weighted_means(replies, self.weighted_by_key) if replies else {}
+        replies = {c: Reply({}, metrics[NUM_EXAMPLES], metrics) for c, metrics in clients.items()}
+        return weighted_means(replies) if replies else {}
 
     def _has_lost(self, client: int, reason: str) -> bool:
         return who_lost(reason) is not None and not self.membership.is_new(client)
@@ -246,16 +234,8 @@ class Intake:
         return f"{self.last_refusal} ({self.method} needs {client_of(self.method)}.)"
 
 
-def check_reply(
-    raw: RawReply,
-    spec: Spec | None,
-    weighted_by_key: str,
-    wire_dtype: object = None,
-    most_examples: float = math.inf,
-) -> Reply:
+def check_reply(raw: RawReply, spec: Spec | None, wire_dtype: object = None) -> Reply:
     """Return one client's reply, checked; what travelled as `wire_dtype` is in full precision.
-
-    More examples than `most_examples` count as so many.
 
     Raises
     ------
@@ -279,16 +259,16 @@ def check_reply(
         metrics[key] = value
     if len(metrics) > _MOST_METRICS:
         raise ValueError(f"it has {len(metrics):,} metrics, expected at most {_MOST_METRICS:,}")
-    num_examples = metrics.get(weighted_by_key)
+    num_examples = metrics.get(NUM_EXAMPLES)
     if num_examples is None:
-        raise ValueError(f"its metrics lack the number '{weighted_by_key}'")
+        raise ValueError(f"its metrics lack the number '{NUM_EXAMPLES}'")
     if spec is None and num_examples == 0:
         return Reply({}, 0.0, {})
     if not 0 < num_examples <= _MOST_EXAMPLES:
         raise ValueError(
-            f"'{weighted_by_key}' is {num_examples}, expected more than 0 and at most 2^53"
+            f"'{NUM_EXAMPLES}' is {num_examples}, expected more than 0 and at most 2^53"
         )
-    counted = min(float(num_examples), most_examples)
+    counted = float(num_examples)
     if spec is None:
         return Reply({}, counted, metrics)
     arrays = raw.arrays or {}

@@ -51,19 +51,19 @@ def those_too_large(what: str, said: Mapping[int, float]) -> dict[int, str]:
     return {client: too_large(what, value) for client, value in said.items() if value > most}
 
 
-def weighted_means(replies: Mapping[int, Reply], weighted_by_key: str = NUM_EXAMPLES) -> Metrics:
+def weighted_means(replies: Mapping[int, Reply]) -> Metrics:
     """Return the mean of every metric over the clients that report it as a finite number.
 
     It is weighted by examples, of which nobody has more than `MOST` times the median. A metric that
     not all report has beside it how many do, ``NAME-clients``. One that nobody reports as a finite
     number is NaN. What a single client of several, or less than a tenth, has ever heard of is its
-    own and no mean, and the numbers of examples, `weighted_by_key`, have none.
+    own and no mean, and the numbers of examples have none.
     """
     most = MOST * median_low([reply.num_examples for reply in replies.values()])
     weights = {client: min(reply.num_examples, most) for client, reply in replies.items()}
     means: Metrics = {}
     known = Counter(name for reply in replies.values() for name in reply.metrics)
-    del known[weighted_by_key]
+    del known[NUM_EXAMPLES]
     for name, count in known.items():
         if count < min(len(replies), max(2, len(replies) / 10)):
             continue

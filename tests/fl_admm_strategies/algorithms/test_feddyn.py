@@ -12,7 +12,6 @@ from clients import FedADMMClient, FedDynClient
 from fl_admm_strategies import FedADMM, FedDyn
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
 from tests.support.pace import fast
-from tests.support.refusals import refused
 
 TURNS = [(0, 1), (1, 2), (0, 2)]
 
@@ -72,8 +71,3 @@ def test_when_a_gradient_is_gone_all_begin_again(how: str) -> None:
     members = 3 if how == "forgets" else 2
     expected = theta + moves.mean() + moves.sum() / members
     assert_allclose(strategy.state.consensus.w, [expected], atol=1e-9)
-
-
-def test_a_clipped_change_is_refused() -> None:
-    with refused(ValueError, "on_excess", "clip"):
-        feddyn(max_norm=1.0, on_excess="clip")

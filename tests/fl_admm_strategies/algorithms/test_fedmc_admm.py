@@ -277,7 +277,6 @@ def test_a_bound_knows_that_the_first_duals_move_v(duals: str, start_at: str) ->
         duals=duals,  # type: ignore[arg-type]
         start_at=start_at,  # type: ignore[arg-type]
         max_norm="auto",
-        on_excess="refuse",
         seed=1,
         fraction_evaluate=0.0,
     )

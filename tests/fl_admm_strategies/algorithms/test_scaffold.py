@@ -91,5 +91,3 @@ def test_its_first_round_is_fedavgs_to_the_bit() -> None:
 def test_steps_from_which_no_gradient_can_be_read_are_refused() -> None:
     with refused(ValueError, "optimizer_fn", "SCAFFOLD"):
         line_client(SCAFFOLDClient, optimizer_fn=partial(torch.optim.SGD, momentum=0.9))
-    with refused(ValueError, "on_excess", "clip"):
-        scaffold(max_norm=1.0, on_excess="clip")

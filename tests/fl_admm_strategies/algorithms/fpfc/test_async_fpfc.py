@@ -286,7 +286,7 @@ def test_a_reply_that_does_not_come_within_the_timeout_is_asked_for_again(
     grid = ScriptedGrid(point_app(), 2, [0, 0])
     began = time.monotonic()
     with refused(RuntimeError, "client 1"):
-        run(3, grid=grid, patience=1, start={"timeout": 0.3})
+        run(3, grid=grid, start={"timeout": 0.3})
     assert time.monotonic() - began >= 0.3
     assert warnings_in(caplog.records, "round 3", "client 1", "timeout")
 

@@ -25,7 +25,7 @@ def watched(
     losses: Sequence[float], caplog: pytest.LogCaptureFixture, *, start: float = START
 ) -> list[str]:
     """Return the warnings over rounds of two clients with these training losses."""
-    health = Health(3, "FedGiA", "a larger t")
+    health = Health("FedGiA", "a larger t")
     for server_round, loss in enumerate(losses, start=1):
         first = {"initial-loss": start} if server_round == 1 else {}
         replies = {c: Reply({}, 10.0, {"loss": loss, **first}, 0.0) for c in (0, 1)}
@@ -76,7 +76,7 @@ def test_a_loss_may_be_negative(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_clients_are_compared_with_their_own_start(caplog: pytest.LogCaptureFixture) -> None:
     # Client 1, whose loss is large from the start, takes part from the third round on.
-    health = Health(3, "FedADMM", "a smaller lr")
+    health = Health("FedADMM", "a smaller lr")
     for server_round in range(1, 9):
         client, start, loss = (0, 1.0, 0.5) if server_round < 3 else (1, 40.0, 20.0)
         metrics = {"loss": loss} | ({"initial-loss": start} if server_round in (1, 3) else {})
@@ -87,7 +87,7 @@ def test_clients_are_compared_with_their_own_start(caplog: pytest.LogCaptureFixt
 def test_the_watch_starts_anew_when_clients_join_or_leave(caplog: pytest.LogCaptureFixture) -> None:
     # Client 1 joins in round 4 and starts from the others' good model. When a third has come or
     # left, its loss rises to 0.9: the model has to suit other clients, and nothing diverges.
-    health = Health(3, "FedADMM", "a smaller lr")
+    health = Health("FedADMM", "a smaller lr")
 
     def watch(server_round: int, version: int, client: int, **metrics: float) -> None:
         named = {name.replace("_", "-"): value for name, value in metrics.items()}
@@ -107,7 +107,7 @@ def test_the_watch_starts_anew_when_clients_join_or_leave(caplog: pytest.LogCapt
 
 
 def test_one_clients_start_is_not_that_of_the_late_ones(caplog: pytest.LogCaptureFixture) -> None:
-    health = Health(3, "FedADMM", "a smaller lr")
+    health = Health("FedADMM", "a smaller lr")
     starts = {0: 1e300, 1: START, 2: START}
     replies = {c: Reply({}, 5.0, {"loss": 2.0, "initial-loss": x}) for c, x in starts.items()}
     health.watch(1, replies, 0)
@@ -119,7 +119,7 @@ def test_one_clients_start_is_not_that_of_the_late_ones(caplog: pytest.LogCaptur
 def test_one_client_of_several_does_not_spend_the_warning(
     said: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    health = Health(3, "FedADMM", "a smaller lr")
+    health = Health("FedADMM", "a smaller lr")
     for server_round in range(1, 9):
         first = {"initial-loss": START} if server_round == 1 else {}
         losses = {0: said, 1: 2.0, 2: 1.9}
@@ -135,7 +135,7 @@ def test_who_starts_later_is_not_held_to_a_start_that_others_have_trained(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # One new client a round: it starts from the others' model, and its batches make it worse.
-    health = Health(3, "FedADMM", "a smaller lr")
+    health = Health("FedADMM", "a smaller lr")
     for client, (start, loss) in enumerate(
         [(2.3, 2.2), (2.1, 2.2), (1.8, 2.1), (1.55, 2.0), (1.2, 1.9), (0.9, 1.8), (0.1, 1.7)]
     ):

@@ -51,11 +51,11 @@ def test_a_length_may_be_any_where_only_the_client_knows_it() -> None:
     spec = {"w": ((-1, 2), np.dtype(np.float32))}
     for count in (0, 1, 7):
         reply = RawReply({"w": np.zeros((count, 2), np.float32)}, {"num-examples": 5})
-        assert check_reply(reply, spec, "num-examples").arrays["w"].shape == (count, 2)
+        assert check_reply(reply, spec).arrays["w"].shape == (count, 2)
     for shape in ((2,), (3, 1), (1, 3, 2)):
         reply = RawReply({"w": np.zeros(shape, np.float32)}, {"num-examples": 5})
         with refused(ValueError, shape, "(-1, 2)"):
-            check_reply(reply, spec, "num-examples")
+            check_reply(reply, spec)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_a_length_may_be_any_where_only_the_client_knows_it() -> None:
         (raw(w=np.array([1, np.nan], np.float32)), "'w'"),
         (raw(w=np.array([1, -np.inf], np.float32)), "'w'"),
         (RawReply(None, {"num-examples": 5}), "['w', 'n']"),
-        (RawReply(arrays(), {"loss": 1.0}), "num-examples"),
-        (raw("5"), "num-examples"),
-        (raw(True), "num-examples"),
+        (RawReply(arrays(), {"loss": 1.0})),
+        (raw("5")),
+        (raw(True)),
         (
             RawReply(arrays(), {"num-examples": 5, **dict.fromkeys(map(str, range(300)), 1)}),
             301,
@@ -83,26 +83,21 @@ def test_a_length_may_be_any_where_only_the_client_knows_it() -> None:
         (raw(math.nan), "nan"),
         (raw(math.inf), "inf"),
         (raw(2**53 + 1), 2**53 + 1),
-        (raw(2**63), "num-examples"),
+        (raw(2**63)),
         (RawReply(arrays(), {"num-examples": 5, "loss": 2**63}), "loss"),
     ],
 )
 def test_a_reply_that_cannot_be_used_says_why(reply: RawReply, named: object) -> None:
     with refused(ValueError, named):
-        check_reply(reply, SPEC, "num-examples")
-
-
-def test_the_number_of_examples_has_the_name_that_the_user_gives_it() -> None:
-    reply = RawReply(arrays(), {"rows": 4, "num-examples": -1})
-    assert check_reply(reply, SPEC, "rows").num_examples == 4
+        check_reply(reply, SPEC)
 
 
 def test_an_evaluation_needs_no_arrays_and_may_have_no_data() -> None:
-    assert check_reply(RawReply(None, {"num-examples": 3, "loss": 2.0}), None, "num-examples") == (
+    assert check_reply(RawReply(None, {"num-examples": 3, "loss": 2.0}), None) == (
         Reply({}, 3.0, {"num-examples": 3, "loss": 2.0})
     )
     nothing = RawReply(None, {"num-examples": 0, "loss": 2.0})
-    assert check_reply(nothing, None, "num-examples") == Reply({}, 0.0, {})
+    assert check_reply(nothing, None) == Reply({}, 0.0, {})
 
 
 # --- A phase ------------------------------------------------------------------------------------
@@ -112,7 +107,7 @@ def intake(*clients: int, known: tuple[int, ...] = ()) -> Intake:
     members = Membership()
     members.begin(clients, 0)
     members.accept(known, 1)
-    own = Intake("num-examples", members)
+    own = Intake(members)
     own.asked = {client: ClientInstruction({}) for client in clients}
     return own
 
@@ -174,7 +169,7 @@ def test_a_client_that_lost_its_state_is_told_apart(warned: Warned) -> None:
 def test_whose_replies_are_wanted_is_said_until_one_was_usable() -> None:
     members = Membership()
     members.begin([1], 0)
-    own = Intake("num-examples", members, "FPFC")
+    own = Intake(members, "FPFC")
     failed = RawReply(error="OSError: disk full")
     right = raw()
     right = replace(right, metrics={**right.metrics, **made_by("FPFC")})
