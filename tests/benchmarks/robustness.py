@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument(
-        "--bounds", nargs="+", default=["none", "clip", "refuse", *RULES], choices=[*BOUNDS, *RULES]
+        "--bounds", nargs="+", default=["none", "clip", *RULES], choices=[*BOUNDS, *RULES]
     )
     known = [method for methods in METHODS.values() for method in methods]
     parser.add_argument("--methods", nargs="+", default=known, choices=known)
