@@ -69,9 +69,9 @@ def test_a_length_may_be_any_where_only_the_client_knows_it() -> None:
         (raw(w=np.array([1, np.nan], np.float32)), "'w'"),
         (raw(w=np.array([1, -np.inf], np.float32)), "'w'"),
         (RawReply(None, {"num-examples": 5}), "['w', 'n']"),
-        (RawReply(arrays(), {"loss": 1.0})),
-        (raw("5")),
-        (raw(True)),
+        (RawReply(arrays(), {"loss": 1.0}), "num-examples"),
+        (raw("5"), "num-examples"),
+        (raw(True), "num-examples"),
         (
             RawReply(arrays(), {"num-examples": 5, **dict.fromkeys(map(str, range(300)), 1)}),
             301,
@@ -83,7 +83,7 @@ def test_a_length_may_be_any_where_only_the_client_knows_it() -> None:
         (raw(math.nan), "nan"),
         (raw(math.inf), "inf"),
         (raw(2**53 + 1), 2**53 + 1),
-        (raw(2**63)),
+        (raw(2**63), "num-examples"),
         (RawReply(arrays(), {"num-examples": 5, "loss": 2**63}), "loss"),
     ],
 )
