@@ -38,6 +38,7 @@ from .hosting.legacy import LegacyServer
 from .maths.penalties import L1, MCP, SmoothedSCAD
 from .maths.regularizers import L1Norm, SquaredL2
 from .maths.schedules import GrowingEpochs, RandomDelay, RandomEpochs, StepDecay
+from .runtime.best import KeepBest
 from .runtime.messages.schema import Instruction
 from .runtime.messages.stamp import made_by
 from .runtime.models import Models, load_models
@@ -81,6 +82,7 @@ __all__ = [
     "GrowingEpochs",
     "InProcessGrid",
     "Instruction",
+    "KeepBest",
     "L1Norm",
     "LGFedAvg",
     "LambdaPath",

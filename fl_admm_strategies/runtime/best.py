@@ -1,109 +1,82 @@
-"""Keeping the model of the best round: ``start(keep_best=(metric, mode))``."""
+"""Keeping the models of the best round: a callback for ``start(on_round=...)``."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from logging import INFO
 from pathlib import Path
 from typing import Literal
 
 from flwr.common import log
 
-from .models import Models
-from .run import Run
 from .saving.files import replacing
 from .stopping import Best
+from .strategy import StatefulStrategy
 
-FOLDER = "best"
-"""Of the best round's models, in the folder of the checkpoints."""
 NOTE = "best.json"
-"""Which round that is, beside them."""
-
-KeepBestBy = tuple[str, Literal["min", "max"]]
-"""A metric's name, and whether less or more of it is better."""
+"""Which round is the best so far, beside its models."""
 
 
 class KeepBest:
-    """Saves the models of a round that is better than all before it.
-
-    A resumed run goes on from the best of the rounds before, which are in its history.
+    """Save the models of every round that is better than all rounds before it.
 
     Parameters
     ----------
-    by : tuple or None
-        None: nothing is kept.
-    run : Run
-    models : callable
-        Returns the models as they are now.
-    checkpoint_dir : str or path, or None
+    strategy : StatefulStrategy
+        The strategy of the run.
+    folder : str or path
+        A folder for the models, to be read by `load_models`. ``best.json`` in it has the round and
+        the value. A resumed run goes on from that round.
+    metric : str
+        One of the metrics that `stop` gets. No single client can choose the best round by it.
+    mode : {"min", "max"} (default: "min")
+        Whether less or more is better.
 
-    Raises
-    ------
-    ValueError
-        If there is no folder to keep them in, or `by` is no metric and mode.
+    Examples
+    --------
+    >>> keep = KeepBest(strategy, "runs/best", "accuracy", "max")
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), 100, on_round=keep)
     """
 
     def __init__(
         self,
-        by: KeepBestBy | None,
-        run: Run,
-        models: Callable[[], Models],
-        checkpoint_dir: str | os.PathLike[str] | None,
+        strategy: StatefulStrategy,
+        folder: str | os.PathLike[str],
+        metric: str,
+        mode: Literal["min", "max"] = "min",
     ) -> None:
-        self._run, self._models = run, models
-        self._best: Best | None = None
-        if by is None:
-            return
-        if not isinstance(by, tuple | list) or len(by) != 2:
-            raise ValueError(
-                f'keep_best is {by!r}, expected a metric and a mode, such as ("accuracy", "max").'
-            )
-        if checkpoint_dir is None:
-            raise ValueError(
-                "keep_best needs a folder to keep the best round's models in. Give a "
-                "checkpoint_dir as well."
-            )
-        self._best = Best("keep_best", *by)
-        self._folder = Path(checkpoint_dir) / FOLDER
+        self._strategy, self._folder = strategy, Path(folder)
+        self._best = Best("KeepBest", metric, mode)
+        self._has_read_note = False
 
-    def catch_up(self) -> None:
-        """Before the first round, look at those before a resumption.
+    def __call__(self, server_round: int, metrics: Mapping[str, float]) -> None:
+        """Save the models of a complete round if it is the best so far.
 
         Raises
         ------
         ValueError
-            If no model is on the server.
+            If the metric is not among the round's, or no model is on the server.
         """
-        if self._best is None:
+        best, note = self._best, self._folder / NOTE
+        if not self._has_read_note and note.exists():
+            saved = json.loads(note.read_text(encoding="utf-8"))
+            if saved["round"] < server_round and saved["metric"] == best.metric:
+                best.server_round, best.value = saved["round"], saved["value"]
+        self._has_read_note = True
+        held = self._strategy.run.for_decisions(server_round, metrics)
+        if not best.improves(server_round, held):
             return
-        models = self._models()
+        models = self._strategy.models()
         if not models.named():
-            raise ValueError(f"keep_best is given, but no model is here to keep: {models.absent}")
-        for server_round in self._run.record.past_rounds:
-            self._best.improves(server_round, self._measured(server_round))
-        if 0 < self._best.server_round == self._run.last_round:
-            self._save()  # which a killed run may not have come to
-
-    def look(self, server_round: int) -> None:
-        """Keep the models of a complete round if it is the best so far."""
-        if self._best and self._best.improves(server_round, self._measured(server_round)):
-            self._save()
-
-    def _measured(self, server_round: int) -> dict[str, float]:
-        return self._run.for_decisions(server_round, self._run.record.measured(server_round))
-
-    def _save(self) -> None:
-        assert self._best is not None
-        best = self._best
-        self._models().save(self._folder)
-        note = {"round": best.server_round, "metric": best.metric, "value": best.value}
-        content = json.dumps(note).encode()
-        with replacing(self._folder / NOTE, len(content)) as part:
-            part.write_bytes(content)
+            raise ValueError(f"KeepBest finds no model on the server: {models.absent}")
+        models.save(self._folder)
+        text = json.dumps({"round": server_round, "metric": best.metric, "value": best.value})
+        with replacing(note, len(text)) as part:
+            part.write_text(text, encoding="utf-8")
         log(
             INFO,
-            f"round {best.server_round} has the best {best.metric} so far, {best.value:.4g}; its "
-            f"model is in {self._folder}",
+            f"round {server_round} has the best {best.metric} so far, {best.value:.4g}; its "
+            f"models are in {self._folder}",
         )

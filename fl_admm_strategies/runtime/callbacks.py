@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import ERROR
@@ -14,7 +14,7 @@ from .run import Run
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 StopRule = Callable[[int, Mapping[str, float]], bool]
-OnRound = Callable[[int, Mapping[str, float]], None]
+OnRound = Callable[[int, Mapping[str, float]], object]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Callbacks:
     model: Callable[[], ArrayRecord]
     evaluate_fn: EvaluateFn | None
     stop: StopRule | None
-    on_round: OnRound | None
+    on_round: OnRound | Sequence[OnRound]
 
     def catch_up(self) -> bool:
         """Do what is left of the round that a run begins after; return whether the run is to stop.
@@ -82,9 +82,10 @@ class Callbacks:
 
     def report(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Say that a round is complete."""
-        if self.on_round is not None:
+        callbacks = [self.on_round] if callable(self.on_round) else self.on_round
+        for callback in callbacks:
             with saving_if_it_raises(self.run, "on_round", server_round):
-                self.on_round(server_round, metrics)
+                callback(server_round, metrics)
 
 
 @contextmanager

@@ -280,7 +280,6 @@ class Run:
         config: Mapping[str, Any],
         *,
         announced: int = 0,
-        restarted: Iterable[int] = (),
     ) -> list[int]:
         """Drop departed clients and shake hands with new ones, before a round of training.
 
@@ -296,8 +295,6 @@ class Run:
             The user's settings.
         announced : int
             The size of the federation, as in `begin`.
-        restarted : iterable of int
-            Clients that may have lost what they keep.
 
         Returns
         -------
@@ -305,7 +302,6 @@ class Run:
             Who has left.
         """
         members, here = self.membership, set(connected)
-        members.mark_uncertain(restarted)
         members.record_connected(server_round, here, announced)
         if gone := members.overdue(server_round):
             log(
@@ -370,13 +366,11 @@ class Run:
         return asked
 
     @collector_paused()
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[ClientReply], *, patient: bool = True
-    ) -> Metrics | None:
+    def aggregate_train(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics | None:
         """Check the replies of a round, then let them change the state; return the mean metrics.
 
         None where no reply is usable. Where nobody could ever train, the run ends after `PATIENCE`
-        rounds; at once if all clients are of the wrong kind, or if it is not `patient`.
+        rounds; at once if all clients are of the wrong kind.
         """
         algorithm, asked = self.algorithm, self.intake.asked
         self._is_open = False
@@ -406,8 +400,9 @@ class Run:
             log(WARNING, "round %s: no usable reply, nothing changes", server_round)
             self._on_state_lost(server_round, lost)
             if not lost:
-                hopeless = not patient or self.intake.only_wrong_clients
-                self.health.count_empty_round(self.intake.explain(), hopeless=hopeless)
+                self.health.count_empty_round(
+                    self.intake.explain(), hopeless=self.intake.only_wrong_clients
+                )
             return None
         accepted = self.health.watch(server_round, accepted, self.membership.version)
         self.membership.accept(accepted, server_round)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from logging import INFO
 from typing import Any, cast
@@ -20,7 +20,6 @@ from ..maths.checks import Count, Positive, Share, WholeNumber, check_count, che
 from ..maths.seeds import short
 from .aggregation import MetricsAggrFn
 from .algorithm import Algorithm, OnClient
-from .best import KeepBest, KeepBestBy
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
 from .common.interrupts import explaining
 from .common.settings import HasSettings, as_text, parameters_of, settings_of
@@ -312,13 +311,12 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         *,
         evaluate_every: int = 1,
         stop: StopRule | None = None,
-        on_round: OnRound | None = None,
+        on_round: OnRound | Sequence[OnRound] = (),
         progress: bool | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
         checkpoint_keep: int = 3,
         resume: bool = False,
-        keep_best: KeepBestBy | None = None,
         collect: bool = False,
     ) -> Result:
         """Run the federation, as Flower's `Strategy.start`, with more options.
@@ -342,11 +340,11 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             run asks it about the rounds before as well, so that a rule that counts goes on
             counting. One that compares rounds starts anew where ``strategy.membership.version`` has
             changed: clients have joined or left.
-        on_round : callable, optional
+        on_round : callable or sequence of callable, optional
             ``on_round(server_round, metrics)``, called when a round is complete, with the same
-            metrics; `train_metrics`, `evaluate_metrics` and the state may be read in it. It comes
-            before the round's checkpoint, so a run that was killed in between reports the round
-            again when it is resumed.
+            metrics, such as `KeepBest` and `to_wandb`; `train_metrics`, `evaluate_metrics` and the
+            state may be read in it. It comes before the round's checkpoint, so a run that was
+            killed in between reports the round again when it is resumed.
         progress : bool, optional
             Show a progress bar on standard error. By default where that is a terminal.
         checkpoint_dir : str or path, optional
@@ -361,10 +359,6 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             Continue after the newest checkpoint, with all that was measured before; without one,
             start anew. Algorithm, model, clients and seed must be those of the checkpoint; other
             settings may differ, which is logged. `num_rounds` counts from the first start.
-        keep_best : tuple of str, optional
-            A metric's name and "min" or "max", such as ``("accuracy", "max")``: the models of the
-            best round are kept in ``checkpoint_dir/best``, for `load_models`. The metrics are those
-            of `stop`.
         collect : bool (default: False)
             After the last round, ask for personal models that stay with their clients: `models`. In
             a deployment a client gives its own if its app is ``client_app(..., may_collect=True)``.
@@ -401,7 +395,6 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
                 "collect is True beside privacy with the noise at the clients, and personal models "
                 "come as they are, without noise. Leave collect out."
             )
-        best = KeepBest(keep_best, self.run, self.models, checkpoint_dir)
         began = time.monotonic()
         log(INFO, f"Starting {type(self).__name__} strategy: {self.form}".rstrip())
         self.summary()
@@ -440,7 +433,6 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
 
         callbacks = Callbacks(run, self._whole_model, evaluate_fn, stop, on_round)
         stopping = callbacks.catch_up()
-        best.catch_up()
         with (
             explaining(run.resume.after_an_interrupt),
             progress_bar(type(self).__name__, num_rounds, run.last_round, progress) as advance,
@@ -461,7 +453,6 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
                 log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, in_short(metrics))
                 callbacks.report(server_round, metrics)
                 run.close_round(server_round, last=stopping or server_round == num_rounds)
-                best.look(server_round)
                 advance(server_round, metrics)
         if stopping:
             log(INFO, "The stop rule ended the run after round %s", run.last_round)

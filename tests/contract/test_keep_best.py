@@ -1,4 +1,4 @@
-"""`keep_best`: the model of the best round lies in ``best/``, in a resumed run as well."""
+"""`KeepBest`: the models of the best round are in its folder, in a resumed run as well."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, MetricRecord
 
 from fl_admm_strategies import (
     EarlyStopping,
+    KeepBest,
     StatefulStrategy,
     load_models,
 )
@@ -30,7 +31,7 @@ def scored(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 
 def note(folder: Path) -> tuple[int, float]:
-    found = json.loads((folder / "best" / "best.json").read_text())
+    found = json.loads((folder / "best.json").read_text())
     return found["round"], found["value"]
 
 
@@ -46,7 +47,7 @@ class Keeper:
 
 
 def assert_kept(folder: Path, expected: Mapping[str, Arrays]) -> None:
-    kept = load_models(folder / "best").named()
+    kept = load_models(folder).named()
     assert kept.keys() == expected.keys()
     for name, model in expected.items():
         assert_same_bits(kept[name], model)
@@ -58,37 +59,38 @@ def test_the_models_of_the_best_round_are_kept(case: Case, tmp_path: Path) -> No
     keeper = Keeper(strategy)
     central = {"evaluate_fn": scored} if "global" in strategy.kinds else {}
     metric = "server-score" if central else "loss"
-    options: Any = {"keep_best": (metric, "min"), "checkpoint_dir": tmp_path, **central}
+    keep = KeepBest(strategy, tmp_path, metric)
     grid, arrays = grid_of(case), case.initial_arrays()
     if case.name in ("Local", "LpProj", "LpProjADMM"):  # all models are the clients'
-        with refused(ValueError, "keep_best", "collect=True"):
-            strategy.start(grid, arrays, 1, **options)
+        with refused(ValueError, "KeepBest", "collect=True"):
+            strategy.start(grid, arrays, 1, on_round=keep, **central)
         return
-    strategy.start(grid, arrays, 4, on_round=keeper, **options)
+    strategy.start(grid, arrays, 4, on_round=[keeper, keep], **central)
     server_round, value = note(tmp_path)
     if central:
         assert (server_round, value) == (2, 1.0)
     assert_kept(tmp_path, keeper.of_round[server_round])
 
 
-@pytest.mark.parametrize(
-    ("how", "ended_after"), [("killed before best/", 2), ("damaged", 2), ("ended", 2), ("ended", 3)]
-)
-def test_a_resumed_run_goes_on_from_the_best(how: str, ended_after: int, tmp_path: Path) -> None:
-    options: Any = {
-        "evaluate_fn": scored,
-        "keep_best": ("server-score", "min"),
-        "checkpoint_dir": tmp_path,
-    }
-    Mean().start(grid_of(CHEAP), CHEAP.initial_arrays(), ended_after, **options)
+@pytest.mark.parametrize("ended_after", [2, 3])
+def test_a_resumed_run_goes_on_from_the_best(ended_after: int, tmp_path: Path) -> None:
+    def run(num_rounds: int, resume: bool) -> None:
+        strategy = Mean()
+        strategy.start(
+            grid_of(CHEAP),
+            CHEAP.initial_arrays(),
+            num_rounds,
+            evaluate_fn=scored,
+            on_round=KeepBest(strategy, tmp_path / "best", "server-score"),
+            checkpoint_dir=tmp_path,
+            resume=resume,
+        )
+
+    run(ended_after, resume=False)
     best = load_models(tmp_path / "best").named()
-    if how != "ended":  # round 2 is saved, and its best/ is not whole
-        (tmp_path / "best" / "best.json").unlink()
-        if how == "damaged":
-            (tmp_path / "best" / "global.safetensors").write_bytes(b"")
-    Mean().start(grid_of(CHEAP), CHEAP.initial_arrays(), 5, resume=True, **options)
-    assert note(tmp_path) == (2, 1.0)  # round 4 has 1.0 as well, which is no better
-    assert_kept(tmp_path, best)
+    run(5, resume=True)
+    assert note(tmp_path / "best") == (2, 1.0)  # round 4 has 1.0 as well, which is no better
+    assert_kept(tmp_path / "best", best)
 
 
 def test_a_rule_ends_a_run_by_what_evaluate_fn_returned() -> None:
@@ -116,8 +118,8 @@ def test_no_client_can_choose_the_best_round(tmp_path: Path) -> None:
     strategy = Mean(fraction_evaluate=0.0)
     grid = grid_of(CHEAP, spoil={1: lie})
     losses: dict[int, float] = {}
-    by: Any = ("train-loss", "min")
-    strategy.start(grid, CHEAP.initial_arrays(), 3, keep_best=by, checkpoint_dir=tmp_path)
+    keep = KeepBest(strategy, tmp_path, "train-loss")
+    strategy.start(grid, CHEAP.initial_arrays(), 3, on_round=keep)
     for server_round in (1, 2, 3):
         metrics = strategy.run.record.measured(server_round)
         losses[server_round] = strategy.run.for_decisions(server_round, metrics)["train-loss"]
@@ -125,15 +127,10 @@ def test_no_client_can_choose_the_best_round(tmp_path: Path) -> None:
     assert note(tmp_path)[0] == min(losses, key=losses.__getitem__)
 
 
-def test_what_cannot_be_kept_is_refused_before_the_run(tmp_path: Path) -> None:
-    grid, arrays, strategy = grid_of(CHEAP), CHEAP.initial_arrays(), Mean()
-    with refused(ValueError, "keep_best", "checkpoint_dir"):
-        strategy.start(grid, arrays, 1, keep_best=("loss", "min"))
-    wrong: Any
-    for wrong in ("loss", ("loss",)):
-        with refused(ValueError, "keep_best", wrong):
-            strategy.start(grid, arrays, 1, keep_best=wrong, checkpoint_dir=tmp_path)
+def test_a_metric_that_there_is_not_is_refused_by_name(tmp_path: Path) -> None:
+    strategy = Mean()
     with refused(ValueError, "mode", "most"):
-        strategy.start(grid, arrays, 1, keep_best=("loss", "most"), checkpoint_dir=tmp_path)  # type: ignore[arg-type]
-    with refused(ValueError, "keep_best", "acuracy"):
-        strategy.start(grid, arrays, 1, keep_best=("acuracy", "max"), checkpoint_dir=tmp_path)
+        KeepBest(strategy, tmp_path, "loss", "most")  # type: ignore[arg-type]
+    with refused(ValueError, "KeepBest", "acuracy"):
+        keep = KeepBest(strategy, tmp_path, "acuracy", "max")
+        strategy.start(grid_of(CHEAP), CHEAP.initial_arrays(), 1, on_round=keep)
