@@ -36,7 +36,7 @@ class KeepBest:
 
     Examples
     --------
-    >>> keep = KeepBest(strategy, "runs/best", "accuracy", "max")
+    >>> keep = KeepBest(strategy, "runs/best", "loss")
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), 100, on_round=keep)
     """
 

@@ -34,7 +34,7 @@ class Callbacks:
     model: Callable[[], ArrayRecord]
     evaluate_fn: EvaluateFn | None
     stop: StopRule | None
-    on_round: OnRound | Sequence[OnRound]
+    on_round: OnRound | Sequence[OnRound] | None
 
     def catch_up(self) -> bool:
         """Do what is left of the round that a run begins after; return whether the run is to stop.
@@ -82,7 +82,7 @@ class Callbacks:
 
     def report(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Say that a round is complete."""
-        callbacks = [self.on_round] if callable(self.on_round) else self.on_round
+        callbacks = [self.on_round] if callable(self.on_round) else self.on_round or ()
         for callback in callbacks:
             with saving_if_it_raises(self.run, "on_round", server_round):
                 callback(server_round, metrics)

@@ -311,7 +311,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         *,
         evaluate_every: int = 1,
         stop: StopRule | None = None,
-        on_round: OnRound | Sequence[OnRound] = (),
+        on_round: OnRound | Sequence[OnRound] | None = None,
         progress: bool | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
