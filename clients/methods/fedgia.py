@@ -1,6 +1,7 @@
 """The clients of FedGiA; the strategy and the paper are in `fl_admm_strategies.FedGiA`.
 
-Here are equations (13) to (18) of arXiv:2205.01438.
+A client uploads one gradient. With the Gram matrix it also takes the steps (13) to (18) of
+arXiv:2205.01438, which are not elementwise.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_admm_strategies import FedGiA
-from fl_admm_strategies.algorithms.fedgia import DUAL, GRADIENT, FedGiAInstruction, FedGiAQuestion
-from fl_admm_strategies.maths.blocks import Arrays, Block, prefixed
+from fl_admm_strategies.algorithms.fedgia import (
+    CURVATURE,
+    MESSAGE,
+    FedGiAInstruction,
+    FedGiAQuestion,
+)
+from fl_admm_strategies.maths.blocks import Arrays, prefixed
 
 from ..toolkit.round.base import MethodClient
 from ..toolkit.round.linear import LinearClient
-from ..toolkit.solving.curvature import Curvature, ScaledIdentity, Vector
+from ..toolkit.solving.curvature import Gram, Vector
 from ..toolkit.solving.steps import Reply, Scalars
 
 
@@ -25,7 +31,7 @@ def admm_steps(
     x: Vector,
     gradient: Vector,
     dual: Vector,
-    hessian: Curvature,
+    hessian: Gram,
     *,
     num_clients: int,
     sigma: float,
@@ -44,7 +50,7 @@ def admm_steps(
         grad f_i(x)/m.
     dual : ndarray of shape (n,)
         pi_i at the start of the round.
-    hessian : Curvature
+    hessian : Gram
         H_i.
     num_clients : int
         m.
@@ -69,8 +75,8 @@ def admm_steps(
     return x - moved, rest - gradient
 
 
-class FedGiASteps(MethodClient[FedGiAInstruction]):
-    """What the two clients share: the round, over a gradient and a curvature that they give."""
+class GradientClient(MethodClient[FedGiAInstruction]):
+    """What the two clients share: a round is one gradient."""
 
     strategy = FedGiA
     instruction = FedGiAInstruction
@@ -81,65 +87,22 @@ class FedGiASteps(MethodClient[FedGiAInstruction]):
         """Return f_i and its gradient, for every array of the model that is trained."""
 
     @abstractmethod
-    def measure_curvature(self, model: Arrays, config: Scalars) -> Scalars:
-        """Answer the handshake: ``curvature``, r_i, and what else the server may log."""
-
-    @abstractmethod
-    def gram(self) -> Curvature:
-        """Return the Gram matrix H_i, or refuse."""
+    def measure_curvature(self, asked: FedGiAQuestion, config: Scalars) -> float:
+        """Return r_i."""
 
     def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
         """Return r_i as the metric ``curvature``."""
         asked = FedGiAQuestion.decode(parameters, config)
-        if asked.hessian == "gram":
-            self.gram()
-        return [], self.train_size(), self.measure_curvature(asked.model, config)
+        return [], self.train_size(), {CURVATURE: self.measure_curvature(asked, config)}
 
     def train(self, asked: FedGiAInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
-        """Take part in a round (Algorithm 1): one gradient, then (13)-(15) k0 times or (16)-(18).
-
-        Uploads z_i, in the arrays of the model; then pi_i, unless the client keeps it; then
-        grad f_i(x)/m, where the server asks for it. Metrics: ``loss``, f_i(x) at the point that the
-        server sent.
-        """
-        gram = self.gram() if asked.hessian == "gram" else None
-        loss, slopes = self.loss_and_gradient(asked.model)
-        block = Block.optimised(asked.model, slopes)
-        x = block.vector(asked.model).astype(np.float64)
-        gradient = np.concatenate([slopes[n].ravel() for n in block.names], dtype=np.float64)
-        gradient /= asked.num_clients
-        if asked.admm:
-            iterate, dual = admm_steps(
-                x,
-                gradient,
-                self._dual(asked, config, x),
-                gram or ScaledIdentity(asked.curvature),
-                num_clients=asked.num_clients,
-                sigma=asked.sigma,
-                steps=asked.local_steps,
-            )  # (13), (14)
-        else:
-            iterate, dual = x, -gradient  # (16), (17)
-        message = iterate + dual / asked.sigma  # (15), (18)
-        upload = asked.model | block.arrays(message)
-        if asked.keep_dual:
-            self.memory.keep(config, {"dual": dual})
-        else:
-            upload |= prefixed(DUAL, block.arrays(dual))
-        if asked.report_gradient:
-            upload |= prefixed(GRADIENT, block.arrays(gradient))
+        """Upload grad f_i(x), in the arrays of the model. Metrics: ``loss``, f_i(x)."""
+        loss, gradient = self.loss_and_gradient(asked.model)
         self.initial_loss = loss
-        return upload, {"loss": loss}
-
-    def _dual(self, asked: FedGiAInstruction, config: Scalars, x: Vector) -> NDArray[np.float64]:
-        """Return pi_i: what the server sent, else what the client kept, else pi_i^0 = 0."""
-        if asked.dual is not None:
-            return np.concatenate([a.ravel() for a in asked.dual.values()], dtype=np.float64)
-        kept = self.memory.require_known(config)
-        return np.zeros_like(x) if kept is None else kept["dual"]
+        return asked.model | gradient, {"loss": loss}
 
 
-class FedGiALinearClient(LinearClient[FedGiAInstruction], FedGiASteps):
+class FedGiALinearClient(LinearClient[FedGiAInstruction], GradientClient):
     """Client of `FedGiA` with a linear model over a data matrix, in float64 and closed form.
 
     Serves both choices of H_i in Table II. Parameters are those of `LinearClient`.
@@ -158,17 +121,30 @@ class FedGiALinearClient(LinearClient[FedGiAInstruction], FedGiASteps):
     def loss_and_gradient(self, model: Arrays) -> tuple[float, Arrays]:
         """Return f_i and its gradient."""
         loss, gradient = self.problem.value_and_gradient(self.vector(model))
-        return loss, dict.fromkeys(model, gradient)
+        return loss, {n: gradient.reshape(a.shape).astype(a.dtype) for n, a in model.items()}
 
-    def measure_curvature(self, model: Arrays, config: Scalars) -> Scalars:
-        """Return r_i, and how many columns of the data are all zero or constant."""
-        self.vector(model)
-        return {
-            "curvature": self.problem.largest_curvature(),
-            "zero-columns": len(self.problem.zero_columns),
-            "constant-columns": len(self.problem.constant_columns),
-        }
+    def measure_curvature(self, asked: FedGiAQuestion, config: Scalars) -> float:
+        """Return r_i, which is the same everywhere."""
+        self.vector(asked.model)
+        return self.problem.largest_curvature()
 
-    def gram(self) -> Curvature:
-        """Return the Gram matrix H_i."""
-        return self.problem.gram
+    def train(self, asked: FedGiAInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Upload grad f_i(x); with the Gram matrix also z_i, and keep pi_i."""
+        upload, metrics = super().train(asked, config)
+        if asked.hessian == "gram":
+            ((name, sent),) = asked.model.items()
+            message = self._gram_steps(asked, self.vector(upload), config)
+            upload |= prefixed(MESSAGE, {name: message.reshape(sent.shape).astype(sent.dtype)})
+        return upload, metrics
+
+    def _gram_steps(self, asked: FedGiAInstruction, gradient: Vector, config: Scalars) -> Vector:
+        """Return z_i after the ADMM group's steps, or after the gradient step; keep pi_i."""
+        x, m, sigma = self.vector(asked.model), asked.num_clients, asked.sigma
+        iterate, dual = x, -gradient / m  # (16), (17)
+        if asked.steps:
+            kept = self.memory.require_known(config)
+            dual = np.zeros_like(x) if kept is None else kept["dual"]
+            numbers = {"num_clients": m, "sigma": sigma, "steps": asked.steps}
+            iterate, dual = admm_steps(x, gradient / m, dual, self.problem.gram, **numbers)
+        self.memory.keep(config, {"dual": dual})
+        return np.asarray(iterate + dual / sigma)  # (15), (18)

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction
+from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction, FedGiAQuestion
 from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.models.arrays import to_array
 from ..toolkit.round.torch_client import TorchClient
-from ..toolkit.solving.curvature import Curvature
 from ..toolkit.solving.hessian import largest_curvature
 from ..toolkit.solving.steps import Scalars
-from .fedgia import FedGiASteps
+from .fedgia import GradientClient
 
 
-class FedGiAClient(TorchClient[FedGiAInstruction], FedGiASteps):
+class FedGiAClient(TorchClient[FedGiAInstruction], GradientClient):
     """Client of `FedGiA` with any PyTorch model: H_i = r_i I (FedGiA_D).
 
-    r_i is estimated by `largest_curvature` at the initial model, unless the strategy is given
-    ``curvature=``; the method behind it must be differentiable twice. f_i is the loss of the model
-    in evaluation mode, over all samples: FedGiA's rounds need one function, so dropout is off, and
-    buffers (a batch norm's running mean) and frozen parameters stay as they start. Parameters are
-    those of `TorchClient`, without an optimizer, a schedule or clipping: there is one gradient a
-    round, and the steps are a formula; `full_batch` has no use.
+    r_i is estimated by `largest_curvature` at the initial model; the loss must be differentiable
+    twice. f_i is the loss of the model in evaluation mode, over all samples: FedGiA's rounds need
+    one function, so dropout is off, and buffers (a batch norm's running mean) and frozen parameters
+    stay as they start. Parameters are those of `TorchClient`, without an optimizer, a schedule or
+    clipping: there is one gradient a round, and the steps are a formula; `full_batch` has no use.
 
     Examples
     --------
@@ -33,7 +31,7 @@ class FedGiAClient(TorchClient[FedGiAInstruction], FedGiASteps):
     ...                         test_loader=test, metrics={"accuracy": accuracy}).to_client()
     """
 
-    closed_form = FedGiASteps.closed_form
+    closed_form = GradientClient.closed_form
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,15 +48,19 @@ class FedGiAClient(TorchClient[FedGiAInstruction], FedGiASteps):
         slopes = self.model_arrays.gradients(self.model_arrays.trained)
         return loss, {name: to_array(slope) for name, slope in slopes.items()}
 
-    def measure_curvature(self, model: Arrays, config: Scalars) -> Scalars:
-        """Return the estimate of r_i."""
-        self.load(model)
-        self.seed(config)
-        return {"curvature": largest_curvature(self.train_problem, int(config["seed"]))}
+    def measure_curvature(self, asked: FedGiAQuestion, config: Scalars) -> float:
+        """Return the estimate of r_i.
 
-    def gram(self) -> Curvature:
-        """Refuse: the Gram matrix is that of a linear model."""
-        raise ValueError(
-            "hessian='gram' needs a data matrix; a PyTorch model has none. Use "
-            "FedGiA(hessian='diagonal'), or FedGiALinearClient with LeastSquares or Logistic."
-        )
+        Raises
+        ------
+        ValueError
+            If the server wants the Gram matrix, which is that of a linear model.
+        """
+        if asked.hessian == "gram":
+            raise ValueError(
+                "hessian='gram' needs a data matrix; a PyTorch model has none. Use "
+                "FedGiA(hessian='diagonal'), or FedGiALinearClient with LeastSquares or Logistic."
+            )
+        self.load(asked.model)
+        self.seed(config)
+        return largest_curvature(self.train_problem, int(config["seed"]))

@@ -1,7 +1,9 @@
 """FedGiA: federated learning by gradient descent and inexact ADMM.
 
-In every round all clients compute one gradient at the server's point x. A random group then takes
-k0 steps of inexact ADMM with it, the others one gradient step; the server averages what they send.
+In every round all clients compute one gradient at the server's point x and upload it. A random
+group then takes k0 steps of inexact ADMM with it, the others one gradient step; x becomes the mean
+of what the clients arrive at. With H_i = r_i I (FedGiA_D) the server takes these steps, which are
+elementwise. With the Gram matrix (FedGiA_G) the client takes them.
 
 Zhou, Li, "Efficient and Convergent Federated Learning", arXiv:2205.01438 (published as "FedGiA: An
 Efficient Hybrid Algorithm for Federated Learning", IEEE TSP 71, 2023): Algorithm 1, equations (12)
@@ -15,15 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from logging import INFO
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from flwr.common import log
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Block, Spec, under
-from ..maths.checks import Count, Fraction, Positive, check_positive, largest_allowed, listing
+from ..maths.blocks import Arrays, Block, Spec, prefixed, under
+from ..maths.checks import Count, Fraction, Positive, check_positive, largest_allowed
 from ..maths.clienttable import ClientTable, Row
 from ..maths.seeds import short
 from ..runtime.algorithm import OnClient
@@ -32,18 +32,80 @@ from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.strategy import StatefulStrategy
 from ..runtime.trust.means import largest_reported, those_too_large, too_large
-from .shared.base import FORGETS, Duals
 
-DUAL = "dual/"
-"""Before the names of the arrays of pi_i in an upload; those of z_i have the model's names."""
-GRADIENT = "gradient/"
-"""Before those of grad f_i(x)/m."""
+CURVATURE = "curvature"
+"""The metric of a reply to the handshake: r_i."""
+MESSAGE = "message/"
+"""Before the names of the arrays of z_i in an upload, with the Gram matrix."""
 
-_MOST_GROWTH = 10.0
-"""Of the curvature, from one round to the next."""
-_IF_RIGHT = "If that is right, give FedGiA a curvature for it"
+_MOST_GROWTH = 10.0  # of the curvature, from one round to the next
 _SMALLEST_STEP = 1e-4
 """Of the model's norm: over shorter ones a change of the gradient in float32 is mostly rounding."""
+
+
+@dataclass(frozen=True)
+class FedGiARule:
+    """What a round with H_i = r_i I does to a client's z_i and pi_i.
+
+    The k0 steps keep x and the gradient, so only e = grad f_i(x)/m + pi_i changes: by the factor
+    q = (r_i/m)/(r_i/m + sigma) in each. `steps` is k0, and 0 outside of the ADMM group.
+    """
+
+    curvature: float
+    sigma: float
+    num_clients: int
+    steps: int
+
+    def move(self, pi: Any, u: Any, x: Any) -> tuple[Any, Any]:
+        """Return z_i and pi_i after k0 steps (13) to (15), or after a gradient step (16) to (18).
+
+        `u` is grad f_i(x).
+        """
+        gradient, h = u / self.num_clients, self.curvature / self.num_clients
+        if self.steps == 0:
+            return x - gradient / self.sigma, -gradient
+        q, e = h / (h + self.sigma), gradient + pi
+        pi = q**self.steps * e - gradient
+        iterate = x - q ** (self.steps - 1) / (h + self.sigma) * e
+        return iterate + pi / self.sigma, pi
+
+
+@dataclass
+class SeenCurvature:
+    """The curvature of f between the points of a run.
+
+    Attributes
+    ----------
+    gradient, point : ndarray of shape (n,)
+        The last gradient of f that is known, and where.
+    count : int
+        How many were known since the set of clients last changed.
+    largest, expected : float
+        The largest curvature between two such points so far, and what is expected of the next.
+    """
+
+    gradient: NDArray[np.float64]
+    point: NDArray[np.float64]
+    count: int = 0
+    largest: float = 0.0
+    expected: float = 0.0
+
+    def compare(self, gradient: NDArray[Any], point: NDArray[Any], bound: float) -> None:
+        """Take in a gradient and its point; `bound` is the mean of the r_i."""
+        point = point.astype(np.float64)
+        if self.count:
+            distance = float(np.linalg.norm(point - self.point))
+            change = float(np.linalg.norm(gradient - self.gradient))
+            before = self.largest = max(self.largest, bound)
+            if distance > _SMALLEST_STEP * float(np.linalg.norm(point)):
+                self.largest = max(before, change / distance)
+            # The next round is sent before the effect of this round's step is known.
+            self.expected = self.largest * min(self.largest / before, _MOST_GROWTH)
+        self.gradient, self.point, self.count = gradient, point, self.count + 1
+
+    def rescale(self, ratio: float) -> None:
+        """Go on with another f, which is `ratio` times as curved: no gradient is comparable."""
+        self.count, self.largest, self.expected = 0, self.largest * ratio, self.expected * ratio
 
 
 @dataclass
@@ -53,38 +115,23 @@ class FedGiAState:
     Attributes
     ----------
     clients : ClientTable
-        Rows ``message`` (z_i, the client's last) and, where the strategy keeps it, ``pi`` (pi_i),
-        shape (n,); ``curvature`` (r_i), NaN where it is not known yet.
+        Rows ``message`` (z_i) and, with the diagonal H_i, ``pi`` (pi_i), shape (n,); ``curvature``
+        (r_i), NaN where it is not known yet.
     x : ndarray of shape (n,)
         The mean of the z_i, which the next round starts from.
     point : ndarray of shape (n,)
         x of the last round that changed the state: where the clients computed their gradients.
-    group_seed : int
-        Draws the group of every round.
+    seen : SeenCurvature
     objective, squared_gradient : float
         f(x) and ||grad f(x)||^2 at `point`; NaN where not every client reported.
-    slope, slope_point : ndarray of shape (n,)
-        The last gradient of f that is known, and where; of shape (0,) where nothing is followed.
-    noise : ndarray of shape (n,)
-        What `privacy` has added to the sum of the z_i; of shape (0,) where that adds nothing.
-    num_slopes : int
-        How many were known since the set of clients last changed.
-    path_curvature, next_curvature : float
-        The largest curvature of f between two such points so far, and what is expected of the next.
     """
 
     clients: ClientTable
     x: NDArray[Any]
     point: NDArray[Any]
-    group_seed: int
-    slope: NDArray[np.float64]
-    slope_point: NDArray[np.float64]
-    noise: NDArray[np.float64]
-    num_slopes: int = 0
+    seen: SeenCurvature
     objective: float = math.nan
     squared_gradient: float = math.nan
-    path_curvature: float = 0.0
-    next_curvature: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -97,45 +144,13 @@ class FedGiAQuestion(Instruction):
 
 @dataclass(frozen=True)
 class FedGiAInstruction(Instruction):
-    """What a client gets: x, and pi_i if it is in the ADMM group and does not keep it."""
+    """What a client gets: x, and the numbers of its steps; `steps` is 0 for a gradient step."""
 
     model: Arrays
-    dual: Arrays | None
-    admm: bool
     hessian: str
-    curvature: float
     sigma: float
     num_clients: int
-    local_steps: int
-    keep_dual: bool
-    report_gradient: bool
-
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
-        """Return z_i, of which x is the mean; pi_i comes back to this client alone."""
-        return {name: upload[name] for name in self.model}
-
-
-@dataclass(frozen=True)
-class FedGiADiagnostics:
-    """What Table III reports of a run; see `FedGiA.diagnostics`.
-
-    Attributes
-    ----------
-    arrays : Arrays
-        x, the point of the last round: the one that the other numbers belong to. The global model
-        is one aggregation further.
-    objective : float
-        f(x) = (1/m) sum_i f_i(x); NaN where a client's reply was missing.
-    squared_gradient : float
-        ||grad f(x)||^2; NaN where it is not known.
-    communication_rounds : int
-        CR: the rounds of local work that led to x.
-    """
-
-    arrays: Arrays
-    objective: float
-    squared_gradient: float
-    communication_rounds: int
+    steps: int
 
 
 class FedGiA(StatefulStrategy):
@@ -164,25 +179,13 @@ class FedGiA(StatefulStrategy):
     fraction_admm : float (default: 0.5)
         s, the share of clients in the inexact ADMM group, ceil(s m) of them, drawn anew every
         round; the others take the gradient step.
-    curvature : float or mapping of int to float, optional
-        r_i, of all clients or by client id. By default every client reports its own in a handshake
-        before round 1, as does one that comes later and is not in the mapping.
-    duals : {'strategy', 'client'} (default: 'strategy')
-        Where pi_i lives. 'strategy': it travels both ways (down 2n numbers for the ADMM group and n
-        for the others, up 2n) and clients keep nothing. 'client': the paper's wire, n down and n
-        up; the same trajectory up to rounding. A client that has lost its pi_i goes on with
-        pi_i = 0; its z_i is here.
-    report_gradient : bool (default: False)
-        Find out ||grad f(x)||^2, the norm of a sum over all clients, in every round. Every client
-        sends its gradient along (n more numbers up, counted in `traffic`), except with
-        hessian='diagonal' and duals='strategy', where it follows from z_i and pi_i by (34).
     **base
         The parameters of `StatefulStrategy`.
 
     Notes
     -----
-    ||grad f||^2 belongs to the point x that a round started from: the gradients come with the
-    round's replies. `gradient_tolerance` makes a stop rule of it.
+    ||grad f||^2 belongs to the point x that a round started from: the gradients are the round's
+    replies. `gradient_tolerance` makes a stop rule of it.
 
     The first step may increase the augmented Lagrangian, whatever t is: with pi_i^0 = 0 equation
     (34), on which the descent lemma rests, holds only from the second on.
@@ -190,116 +193,62 @@ class FedGiA(StatefulStrategy):
     A client that connects in mid-run is asked for its r_i, takes the gradient step in its first
     round and counts from its first accepted upload on. In sigma and in the clients' steps m stays
     what it was at the start: the same algorithm for m'/m times f with the m' clients there are, so
-    that nobody's pi_i changes its scale.
+    that no pi_i changes its scale.
 
     Examples
     --------
-    >>> strategy = FedGiA(local_steps=10, report_gradient=True)
+    >>> strategy = FedGiA(local_steps=10)
     >>> stop = strategy.gradient_tolerance(1e-9)
     >>> result = strategy.start(grid, ArrayRecord({"x": Array(np.zeros(100))}), 1000, stop=stop)
-    >>> rounds = strategy.diagnostics().communication_rounds
+    >>> rounds = strategy.communication_rounds
     """
 
     method: ClassVar = "FedGiA"
     paper: ClassVar = "Zhou, Li, IEEE TSP 71, 2023, arXiv:2205.01438"
     kinds: ClassVar = {"global": "one global model"}
     remedy: ClassVar = "a larger t"
+    why_unaltered = (
+        "they are gradients, which a clipping around the model would spoil. Use FedADMM."
+    )
 
     t: Positive | None = None
     hessian: Literal["diagonal", "gram"] = "diagonal"
     local_steps: Count = 5
     fraction_admm: Fraction = 0.5
-    curvature: float | Mapping[int, float] | None = None
-    duals: Duals = "strategy"
-    report_gradient: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.curvature, Mapping):
-            for client, value in self.curvature.items():
-                check_positive(f"curvature of client {client}", value)
-        elif self.curvature is not None:
-            check_positive("curvature", self.curvature)
-        recovered = self.hessian == "diagonal" and self.duals == "strategy"
-        self._sends_gradient = self.report_gradient and not recovered
-        self._follows = self.t is None and (self.report_gradient or recovered)
-        self._knows_gradient = self.report_gradient or self._follows
-
-    # ------------------------------------------------------------------------------------------
-    # The start
-    # ------------------------------------------------------------------------------------------
 
     def init_state(self, arrays: Arrays) -> FedGiAState:
         """Start with z_i = x^0 and pi_i = 0 for every client."""
         self._block = Block.optimised(arrays, self.trained)
         self._fixed = self._block.rest(arrays)
-        first, m = self._block.vector(arrays), self.membership.num_initial
-        if self._group_size(m) < 1:
-            raise ValueError(
-                f"fraction_admm is {self.fraction_admm}, which of {m} clients is nobody. Give at "
-                f"least {1 / m:.2g}."
-            )
-        if self.t is not None and self.t <= 6:
-            log(INFO, "FedGiA: t = %s; the convergence theory assumes t > 6", self.t)
-        dual = {"pi": np.zeros_like(first)} if self.duals == "strategy" else {}
+        first = self._block.vector(arrays)
+        dual = {"pi": np.zeros_like(first)} if self.hessian == "diagonal" else {}
         clients = ClientTable(message=first, curvature=math.nan, **dual)
-        slope = np.zeros(self._block.size if self._follows else 0)
-        noise = np.zeros(self._block.size if self.run.privacy.is_central else 0)
-        return FedGiAState(clients, first, first, short(self.seed), slope, slope, noise)
+        seen = SeenCurvature(np.zeros(len(first)), np.zeros(len(first)))
+        return FedGiAState(clients, first, first, seen)
+
+    # ------------------------------------------------------------------------------------------
+    # The curvature of the clients
+    # ------------------------------------------------------------------------------------------
 
     def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FedGiAQuestion]:
-        """Ask clients for their r_i, at the global model, unless it was given.
-
-        Raises
-        ------
-        ValueError
-            If r_i was given for some of those only that are there from the start.
-        """
-        missing = [client for client in client_ids if math.isnan(self._given(client))]
-        if self.curvature and (initial := [c for c in missing if c in self.membership]):
-            raise ValueError(f"curvature has no value for the clients {listing(initial)}.")
-        return dict.fromkeys(missing, FedGiAQuestion(self.global_model(), self.hessian))
+        """Ask clients for their r_i, at the global model."""
+        return dict.fromkeys(client_ids, FedGiAQuestion(self.global_model(), self.hessian))
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
-        """Start with z_i = x, pi_i = 0 and r_i as it was given or reported."""
-        curvature = self._given(client_id)
-        if math.isnan(curvature) and reply is not None:
-            curvature = reply.metrics.get("curvature", math.nan)
-            check_positive(f"The curvature that client {client_id} reported", curvature)
-            if curvature > (most := largest_allowed(np.dtype(np.float64))):
-                raise ValueError(
-                    f"The curvature that client {client_id} reported is {curvature:.2g}, expected "
-                    f"at most {most:.2g}."
-                )
-            if curvature > largest_reported(self.state.clients.column("curvature")):
-                raise ValueError(f"{too_large('curvature', curvature)}. {_IF_RIGHT}")
-        return {"message": self.state.x, "curvature": curvature}
-
-    def _given(self, client: int) -> float:
-        if isinstance(self.curvature, Mapping):
-            return float(self.curvature.get(client, math.nan))
-        return math.nan if self.curvature is None else float(self.curvature)
+        """Start with z_i = x, pi_i = 0 and r_i as it was reported."""
+        if reply is None:
+            return {"message": self.state.x}
+        curvature = reply.metrics.get(CURVATURE, math.nan)
+        check_positive(f"The curvature that client {client_id} reported", curvature)
+        known = self.state.clients.column(CURVATURE)
+        if curvature > min(largest_reported(known), largest_allowed(np.dtype(np.float64))):
+            raise ValueError(too_large(CURVATURE, curvature))
+        return {"message": self.state.x, CURVATURE: curvature}
 
     def check_handshake(self, replies: Mapping[int, Reply]) -> dict[int, str]:
         """Return whose r_i is so large that sigma, which goes by the largest, stops the run."""
-        said = {c: reply.metrics.get("curvature", math.nan) for c, reply in replies.items()}
-        wrong = those_too_large("curvature", said)
-        return {client: f"{reason}. {_IF_RIGHT}" for client, reason in wrong.items()}
-
-    def handshake(self, replies: Mapping[int, Reply]) -> None:
-        """Say what the clients found in their data."""
-        for kind, what in (("zero", "all-zero"), ("constant", "constant")):
-            counts = [reply.metrics.get(f"{kind}-columns", 0) for reply in replies.values()]
-            if any(counts):
-                log(
-                    INFO,
-                    f"FedGiA: {np.count_nonzero(counts)} of {len(counts)} clients have {what} data "
-                    f"columns, up to {max(counts):.0f}; H_i/m + sigma I is invertible all the same",
-                )
-
-    # ------------------------------------------------------------------------------------------
-    # A round
-    # ------------------------------------------------------------------------------------------
+        said = {c: reply.metrics.get(CURVATURE, math.nan) for c, reply in replies.items()}
+        return those_too_large(CURVATURE, said)
 
     @property
     def sigma(self) -> float:
@@ -308,169 +257,95 @@ class FedGiA(StatefulStrategy):
         NaN before the handshake.
         """
         self._need_state()
-        curvature = self.state.clients.column("curvature")
+        curvature = self.state.clients.column(CURVATURE)
         if not len(curvature):
             return math.nan
         if self.t is None:
-            pull = 2 * max(float(curvature.mean()), self.state.next_curvature)
+            pull = 2 * max(float(curvature.mean()), self.state.seen.expected)
         else:
             pull = self.t * float(curvature.max())
-        return float(pull) / self.membership.num_initial
+        return pull / self.membership.num_initial
 
-    def admm_group(self, server_round: int) -> NDArray[np.bool_]:
-        """Return which clients are in the inexact ADMM group C of a round, shape (m,).
+    # ------------------------------------------------------------------------------------------
+    # A round
+    # ------------------------------------------------------------------------------------------
+
+    def admm_group(self, server_round: int) -> set[int]:
+        """Return the inexact ADMM group C of a round.
 
         Uniform without replacement; a function of the seed and the round alone, so that a run which
         was continued from a saved state draws the same.
         """
-        m = len(self.client_ids)
-        rng = np.random.default_rng([self.state.group_seed, server_round, *b"FedGiA"])
-        group = np.zeros(m, dtype=np.bool_)
-        group[rng.choice(m, size=self._group_size(m), replace=False)] = True
-        return group
-
-    def _group_size(self, num_clients: int) -> int:
         # ceil(s m), as the authors round it (P6), less roundings such as 0.07 * 100 > 7.
-        return math.ceil(self.fraction_admm * num_clients - 1e-9)
+        size = max(1, math.ceil(self.fraction_admm * len(self.client_ids) - 1e-9))
+        rng = np.random.default_rng([short(self.seed), server_round, *b"FedGiA"])
+        return set(rng.choice(self.client_ids, size=size, replace=False).tolist())
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedGiAInstruction]:
-        """Send x (and pi_i) to every client, and which group it is in.
+        """Send x to every client, and which steps follow of its gradient.
 
         A client that is joining takes the gradient step, which finds its pi_i at once.
         """
-        model, sigma = self.global_model(), self.sigma
-        in_admm = dict(zip(self.client_ids, self.admm_group(server_round), strict=True))
-        instructions = {}
-        for client in client_ids:
-            row, admm = self.state.clients[client], bool(in_admm.get(client, False))
-            sends_dual = self.duals == "strategy" and admm  # the others need none
-            instructions[client] = FedGiAInstruction.of(
-                self,
-                server_round,
-                model=model,
-                dual=self._block.arrays(row.pi) if sends_dual else None,
-                admm=admm,
-                curvature=row.curvature,
-                sigma=sigma,
-                num_clients=self.membership.num_initial,
-                keep_dual=self.duals == "client",
-                report_gradient=self._sends_gradient,
-            )
-        return instructions
+        group, numbers = self.admm_group(server_round), (self.sigma, self.membership.num_initial)
+        admm, other = (
+            FedGiAInstruction(self.global_model(), self.hessian, *numbers, steps)
+            for steps in (self.local_steps, 0)
+        )
+        return {client: admm if client in group else other for client in client_ids}
 
     def upload_spec(self) -> Spec:
-        """Return the model's arrays for z_i, and further sets for pi_i and the gradient."""
-        spec = dict(self.model_spec)
-        for prefix in [DUAL] * (self.duals == "strategy") + [GRADIENT] * self._sends_gradient:
-            spec |= {prefix + name: entry for name, entry in self._block.spec.items()}
-        return spec
+        """Return the model's arrays for the gradient; with the Gram matrix those of z_i as well."""
+        if self.hessian == "diagonal":
+            return self.model_spec
+        of_z = {MESSAGE + name: entry for name, entry in self._block.spec.items()}
+        return {**self.model_spec, **of_z}
+
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Measure gradients from 0, and z_i from x."""
+        model = self._block.rest(sent.groups["model"])
+        return model | prefixed(MESSAGE, self._block.arrays(self.state.x))
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Take in every z_i and pi_i, then what they say about f at the point that was sent."""
-        state, m = self.state, self.membership.num_initial
+        """Take in the gradients, move or take in every z_i, and set x to their mean (12)."""
+        state = self.state
         total = np.zeros(self._block.size)
-        gradient = np.zeros(self._block.size)  # sum_i grad f_i(x)/m, m being that of the start
-        for client in self.client_ids:
-            row = state.clients[client]
-            if (reply := replies.get(client)) is not None:
-                row.message = self._block.vector(reply.arrays)
-                if self.duals == "strategy":
-                    row.pi = self._block.vector(under(DUAL, reply.arrays))
-                if self._sends_gradient:
-                    gradient += self._block.vector(under(GRADIENT, reply.arrays))
-                elif self._knows_gradient:
-                    sent = FedGiAInstruction.read(reply.asked)
-                    self._add_gradient(row, sent.sigma, gradient)
-            total += row.message
-        if len(state.noise):
-            total += state.noise
-        state.point, state.x = state.x, (total / len(self.client_ids)).astype(self._block.dtype)
-        everybody = len(replies) == len(self.client_ids)  # (12) is a mean over all
-        losses = [reply.metrics.get("loss", math.nan) for reply in replies.values()]
-        state.objective = float(np.mean(losses)) if everybody else math.nan
-        known = everybody and self._knows_gradient
-        gradient *= m / len(self.client_ids)
-        said = known and self.report_gradient
-        state.squared_gradient = float(np.sum(gradient**2)) if said else math.nan
-        if known and self._follows:
-            self._follow_curvature(gradient)
-
-    def _follow_curvature(self, gradient: NDArray[np.float64]) -> None:
-        """Compare the gradient at the round's point with the last one that is known."""
-        state, point = self.state, self.state.point.astype(np.float64)
-        if state.num_slopes:
-            distance = float(np.linalg.norm(point - state.slope_point))
-            change = float(np.linalg.norm(gradient - state.slope))
-            before = max(state.path_curvature, float(state.clients.column("curvature").mean()))
-            state.path_curvature = before
-            if distance > _SMALLEST_STEP * float(np.linalg.norm(point)):
-                state.path_curvature = max(before, change / distance)
-            # The round that is under way next knows nothing of what this one's step led to.
-            growth = min(state.path_curvature / before, _MOST_GROWTH)
-            state.next_curvature = state.path_curvature * growth
-        state.slope, state.slope_point = gradient, point
-        state.num_slopes += 1
+        for client, reply in replies.items():
+            row, gradient = state.clients[client], self._block.vector(reply.arrays)
+            total += gradient
+            if self.hessian == "gram":
+                row.message = self._block.vector(under(MESSAGE, reply.arrays))
+                continue
+            sent = FedGiAInstruction.read(reply.asked)
+            rule = FedGiARule(float(row.curvature), sent.sigma, sent.num_clients, sent.steps)
+            row.message, row.pi = rule.move(row.pi, gradient, state.x)
+        state.point = state.x
+        mean = state.clients.column("message").mean(axis=0, dtype=np.float64)
+        state.x = mean.astype(self._block.dtype)
+        state.objective = state.squared_gradient = math.nan
+        if len(replies) == len(self.client_ids):
+            gradient = total / len(replies)
+            losses = [reply.metrics.get("loss", math.nan) for reply in replies.values()]
+            state.objective = float(np.mean(losses))
+            state.squared_gradient = float(gradient @ gradient)
+            bound = float(state.clients.column(CURVATURE).mean())
+            state.seen.compare(gradient, state.point, bound)
 
     def adopt(self, model: Arrays, num_replies: int) -> None:
         """Go on from another x. The next one is the mean of what all clients make of it."""
         self.state.x = self._block.vector(model)
 
-    @property
-    def why_unaltered(self) -> str:
-        """Why no upload may be changed on its way where it has more than z_i."""
-        if self.duals == "client" and not self.report_gradient:
-            return ""
-        return (
-            "they hold pi_i, or a gradient, beside a model. Give duals='client', and leave out "
-            "report_gradient."
-        )
-
-    @property
-    def why_not_private(self) -> str:
-        """Say what x is made of beside the sum of the z_i."""
-        if self.why_unaltered:
-            return super().why_not_private
-        if self.curvature is None:
-            return "sigma follows from the r_i that clients report. Give curvature."
-        return FORGETS if self.max_missed_rounds is not None else ""
-
-    def still_point(self, client_id: int, sent: ClientInstruction) -> Arrays:
-        """Return the last z_i."""
-        return self._block.arrays(self.state.clients[client_id].message)
-
-    def take_noise(self, noise: Arrays, num_uploads: int) -> Arrays:
-        """Add noise to the sum of the z_i, for good."""
-        self.state.noise = self.state.noise + self._block.vector(noise)
-        return self._block.rest(noise)
-
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
-        """Compare no gradient with one of before: f is another function now."""
+        """Expect of the new f what was seen of the last one, in the proportion of their r_i."""
         rows = [self.membership.row(client) for client in client_ids]
-        curvature = self.state.clients.column("curvature")
-        self._follow_anew(np.delete(curvature, rows), curvature)
+        curvature = self.state.clients.column(CURVATURE)
+        self.state.seen.rescale(float(curvature.mean() / np.delete(curvature, rows).mean()))
 
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Compare no gradient with one of before, likewise."""
-        curvature = self.state.clients.column("curvature")
-        self._follow_anew(curvature, np.delete(curvature, rows))
-
-    def _follow_anew(self, before: NDArray[np.float64], now: NDArray[np.float64]) -> None:
         """Expect of the new f what was seen of the last one, in the proportion of their r_i."""
-        state, ratio = self.state, float(now.mean() / before.mean())
-        state.num_slopes = 0
-        state.path_curvature *= ratio
-        state.next_curvature *= ratio
-
-    def _add_gradient(self, row: Any, sigma: float, gradient: NDArray[np.float64]) -> None:
-        """Add grad f_i(x)/m = -pi_i - (r_i/m) (x_i - x), which is (34) with H_i = r_i I."""
-        weight = float(row.curvature) / self.membership.num_initial
-        moved = np.subtract(row.message, self.state.x, dtype=np.float64)
-        moved *= weight  # x_i - x = (z_i - x) - pi_i/sigma, by (15)
-        gradient -= moved
-        np.multiply(row.pi, weight / sigma - 1, out=moved, dtype=np.float64)
-        gradient += moved
+        curvature = self.state.clients.column(CURVATURE)
+        self.state.seen.rescale(float(np.delete(curvature, rows).mean() / curvature.mean()))
 
     # ------------------------------------------------------------------------------------------
     # Results
@@ -484,15 +359,10 @@ class FedGiA(StatefulStrategy):
         }
         return {name: value for name, value in known.items() if not math.isnan(value)}
 
-    def diagnostics(self) -> FedGiADiagnostics:
-        """Return what Table III reports: f(x), ||grad f(x)||^2 and CR at the last round's x."""
-        self._need_state()
-        return FedGiADiagnostics(
-            arrays=self._block.model(self.state.point, self._fixed),
-            objective=self.state.objective,
-            squared_gradient=self.state.squared_gradient,
-            communication_rounds=max(self.last_round - 1, 0),
-        )
+    @property
+    def communication_rounds(self) -> int:
+        """CR: the rounds of local work that led to the point of the last round."""
+        return max(self.last_round - 1, 0)
 
     def gradient_tolerance(self, per_parameter: float = 1e-9) -> StopRule:
         """Return a rule for ``start(stop=...)``: stop at ||grad f(x)||^2 <= n per_parameter (30).
@@ -503,15 +373,8 @@ class FedGiA(StatefulStrategy):
         ----------
         per_parameter : float (default: 1e-9)
             The tolerance for each of the n parameters.
-
-        Raises
-        ------
-        ValueError
-            Without `report_gradient`.
         """
         check_positive("per_parameter", per_parameter)
-        if not self.report_gradient:
-            raise ValueError("Give FedGiA(report_gradient=True): without, grad f(x) is not known.")
         return lambda server_round, metrics: (
             self.state.squared_gradient <= self._block.size * per_parameter
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -31,7 +30,6 @@ class FedGiAReport(MethodReport):
 
     problems: ClassVar[type[Problem] | None] = LinearProblem
     settings: ClassVar[type[ReportSettings]] = FedGiAReportSettings
-    fixed: ClassVar[Mapping[str, Any]] = {"report_gradient": True}
     left_out: ClassVar[frozenset[str]] = frozenset({"t"})
 
     def defaults(self, problem: Problem) -> dict[str, Any]:
@@ -51,8 +49,8 @@ class FedGiAReport(MethodReport):
     def report(self, run: Finished) -> Report:
         """Report CR and time beside the paper's, and draw how the gradient vanishes."""
         asked, strategy = _own(run.settings), run.strategy
-        found, bound = strategy.diagnostics(), run.problem.data.num_features * asked.tolerance
-        rounds = found.communication_rounds if found.squared_gradient <= bound else None
+        state, bound = strategy.state, run.problem.data.num_features * asked.tolerance
+        rounds = strategy.communication_rounds if state.squared_gradient <= bound else None
         files = {}
         if curve := _gradients(strategy):
             plots.curves(
@@ -74,15 +72,10 @@ class FedGiAReport(MethodReport):
                 "CR: rounds of local work until ‖∇f‖² ≤ n·"
                 f"{asked.tolerance:g} = {bound:.2g}. The model that is evaluated is one "
                 "aggregation further. Time: with all messages and evaluations.",
-                *(
-                    ["The gradients that the stop rule needs are among the arrays sent."]
-                    if strategy.hessian == "gram" or strategy.duals == "client"
-                    else []
-                ),
             ),
             body=body,
             files=files,
-            extra={"objective": found.objective, "squared_gradient": found.squared_gradient},
+            extra={"objective": state.objective, "squared_gradient": state.squared_gradient},
         )
 
 

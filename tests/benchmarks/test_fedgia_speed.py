@@ -36,21 +36,17 @@ def test_client_round(benchmark, rows, columns, hessian, steps, fresh):
         rows, columns = rows // 20, columns // 20
     rng = np.random.default_rng(0)
     data, targets = rng.normal(size=(rows, columns)), rng.normal(size=rows)
-    x, dual = rng.normal(size=(2, columns))
+    x = rng.normal(size=columns)
     loss = LeastSquares(data, targets)
     instruction = FedGiAInstruction(
         model={"x": x},
-        dual={"x": dual},
-        admm=True,
         hessian=hessian,
-        curvature=loss.largest_curvature(),
         sigma=0.15 * loss.largest_curvature() / 64,
         num_clients=64,
-        local_steps=steps,
-        keep_dual=False,
-        report_gradient=False,
+        steps=steps,
     )
-    parameters, config = received(instruction, upload=["x", "dual/x"])
+    upload = ["x", "message/x"] if hessian == "gram" else ["x"]
+    parameters, config = received(instruction, upload=upload)
 
     def client_round() -> Any:
         context = Context(1, 2, {}, RecordDict(), {})

@@ -44,7 +44,7 @@ UPLOADING = [case for case in CASES if case.server_learns]
 
 def sends_changes(case: Case) -> bool:
     """Return whether uploads beyond the bound are refused, since they cannot be clipped."""
-    changes = "client-duals" in case.name and "FedGiA" not in case.name
+    changes = "client-duals" in case.name
     return changes or case.name in (
         *("FedDyn", "SCAFFOLD", "FedALS", "FedALS-implicit", "FedGiA", "FedGiA-gram"),
         *("FedEASE", "FedMGS", "IFCA"),

@@ -41,7 +41,7 @@ from tests.support.federation import (
 from tests.support.pace import fast
 from tests.support.refusals import Warned, refused
 
-ON_CLIENTS = [case for case in CASES if "client-duals" in case.name and "FedGiA" not in case.name]
+ON_CLIENTS = [case for case in CASES if "client-duals" in case.name]
 ON_CLIENTS += [case_of("FedDyn")]
 
 

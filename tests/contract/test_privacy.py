@@ -19,7 +19,6 @@ from torch import nn
 from clients import (
     DittoClient,
     FedADMMClient,
-    FedGiAClient,
     FLAMEClient,
     FPFCClient,
     SGDClient,
@@ -32,7 +31,6 @@ from fl_admm_strategies import (
     Ditto,
     FedADMM,
     FedAvg,
-    FedGiA,
     FedMCADMM,
     InProcessGrid,
     SmoothedSCAD,
@@ -65,7 +63,7 @@ CENTRAL = {"FedAvg", "FedProx", "LocalSGD", "PerFedAvg", "FedALA", "FedSim", "Fe
 CENTRAL |= {"FedADMM", "FedAPM", "Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP", "FLAME"}
 CENTRAL |= {"FedMC-ADMM", "LpProj", "LpProjADMM", "PFedMeMatched", "FedDyn", "SCAFFOLD"}
 CENTRAL |= {"FedADMM-published", "FedADMM-published-client-duals", "FedADMM-client-duals"}
-CENTRAL |= {"FedAPM-client-duals", "FLAME-client-duals", "FedGiA-client-duals"}
+CENTRAL |= {"FedAPM-client-duals", "FLAME-client-duals"}
 CENTRAL |= {"FedEASE", "FedMC-ADMM-linear", "FedMC-ADMM-implicit-client-duals"}
 SUMMED = {"FedDyn", "SCAFFOLD", "FedALS", "FedALS-implicit", "FedEASE", "FedMGS", "IFCA"}
 """Uploads that are added to what clients keep, or are no models: no noise of the client's either"""
@@ -122,7 +120,7 @@ def test_noise_at_the_server_is_in_the_state_or_refused_before_round_1(
 
 @each_case
 def test_noise_at_the_clients_is_in_every_upload_or_refused_before_round_1(case: Case) -> None:
-    changes = "client-duals" in case.name and "FedGiA" not in case.name
+    changes = "client-duals" in case.name
     strategy = case.strategy(seed=SECRET, privacy=LOCAL, fraction_evaluate=0)
     if changes or case.name in SUMMED | ASKS_FOR_DATA or case.name in ("FedGiA", "FedGiA-gram"):
         with refused(ValueError, type(strategy).__name__, "privacy"):
@@ -341,7 +339,6 @@ GAINS: dict[str, tuple[float, dict[str, Any]]] = {
     "FedADMM-published": (2 / M, {}),
     "FedADMM-published-client-duals": (1 / M, {}),
     "FedAPM-client-duals": (1 / M, {}),
-    "FedGiA-client-duals": (1 / M, {}),
     "FLAME": (2 * SLOPE / M, {}),
     "FLAME-client-duals": (2 / M, {}),
     **dict.fromkeys(
@@ -469,7 +466,6 @@ def test_a_run_that_goes_on_with_the_noise_elsewhere_counts_both_parts() -> None
 
 RESUMED = ["FedAvg", "FedADMM", "FedADMM-published-client-duals", "FLAME", "FLAME-client-duals"]
 RESUMED += ["FedMC-ADMM", "LpProjADMM", "PFedMeMatched", "FedDyn", "SCAFFOLD"]
-RESUMED += ["FedGiA-client-duals"]
 
 
 @pytest.mark.parametrize("name", fast(["FedADMM-published-client-duals"], RESUMED))
@@ -579,12 +575,6 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (FedAvg(aggregation="median", privacy=DP), SGDClient, ["aggregation"]),
         (FedADMM(max_missed_rounds=3, privacy=DP), FedADMMClient, ["max_missed_rounds"]),
         (FLAME(max_missed_rounds=3, privacy=DP), FLAMEClient, ["max_missed_rounds"]),
-        (
-            FedGiA(curvature=1.0, duals="client", max_missed_rounds=3, privacy=DP),
-            FedGiAClient,
-            ["max_missed_rounds"],
-        ),
-        (FedGiA(duals="client", privacy=DP), FedGiAClient, ["curvature"]),
         (FLAME(weights="size", privacy=DP), FLAMEClient, ["weights"]),
         (FedADMM(duals="client", wire_dtype="float16", privacy=DP), FedADMMClient, ["wire_dtype"]),
         (FedADMM(duals="client", privacy=LOCAL), FedADMMClient, ["duals"]),

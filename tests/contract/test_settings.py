@@ -43,7 +43,7 @@ WORDS = {
     "max_norm": ([0, nan, "median"], [True]),
     "train_metrics_aggr_fn evaluate_metrics_aggr_fn": ([], [3, "mean"]),
     # Yes or no; objects; and what has tests of its own.
-    "published everyone_trains per_class report_diagnostics report_gradient consensus_rounds": ANY,
+    "published everyone_trains per_class report_diagnostics consensus_rounds": ANY,
     "delay initial_models max_staleness nu penalty privacy regularizer validation_share": ANY,
     "client_keys clustered wire_dtype aggregation malicious": ANY,
 }

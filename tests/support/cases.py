@@ -198,7 +198,7 @@ CASES = [
     ),
     Case(
         "FedGiA-gram",
-        partial(fedgia, hessian="gram", report_gradient=True),
+        partial(fedgia, hessian="gram"),
         fedgia_linear_client,
         lambda: ArrayRecord({"x": Array(np.zeros(3))}),
         fedavg_clients=False,
@@ -362,14 +362,6 @@ CASES = [
         shakes_hands=True,
         view=views.MESSAGES,
         enlarged=large.of_a_known_curvature,
-    ),
-    variant(
-        "FedGiA-client-duals",
-        partial(fedgia, t=0.5, curvature=2.0, duals="client"),
-        of.FedGiAClient,
-        stateless_clients=False,
-        everybody_trains=True,
-        view=views.MESSAGES,
     ),
     keeping_variant("FedALA", partial(library.FedALA, sample=0.5, lr=0.5), of.FedALAClient),
     keeping_variant("FedAlt", partial(library.FedAlt, "^head", lr=0.5), of.FedAltClient),

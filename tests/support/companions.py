@@ -148,7 +148,6 @@ ROWS = [
         ["FedAPM", "FedAlt", "FedSim", "LG-FedAvg", "FedRoD", "FedCP"],
         never("a", SERVER),
     ),
-    Row('`FedGiA(duals="client")`', ["FedGiA-client-duals"]),
     Row(
         "`FPFC`, `CFL`, `LpProj`, `LpProjADMM`",
         ["FPFC", "FPFC-l1", "FPFC-head", "FPFC-auto", "CFL", "LpProj", "LpProjADMM"],
@@ -167,7 +166,7 @@ ROWS = [
         never("c") | never("b", ADOPTED),
     ),
     Row(
-        '`FedDyn`, `SCAFFOLD`, every `duals="client"` but `FedGiA`\'s',
+        '`FedDyn`, `SCAFFOLD`, every `duals="client"`',
         [
             *("FedDyn", "SCAFFOLD", "FedADMM-client-duals", "FedADMM-published-client-duals"),
             *("FedAPM-client-duals", "FLAME-client-duals", "FedMC-ADMM-client-duals"),

@@ -18,6 +18,7 @@ from flwr.client import NumPyClient
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from clients import FedGiAClient
 from fl_admm_strategies import initial_item_factors, initial_item_weights
 from tests.support.federation import NUM_CLASSES
 
@@ -73,6 +74,10 @@ def of_wide_samples(case: Case, width: int) -> Case:
     return replace(case, client_class=client, initial_arrays=lambda: arrays)
 
 
+class OfKnownCurvature(FedGiAClient):
+    def measure_curvature(self, asked: Any, config: Any) -> float:
+        return 2.0  # to estimate it takes long
+
+
 def of_a_known_curvature(case: Case, width: int) -> Case:
-    known = partial(case.strategy, curvature=2.0)  # to estimate it takes long
-    return replace(of_a_wide_model(case, width), strategy=known)
+    return replace(of_a_wide_model(case, width), client_class=OfKnownCurvature)

@@ -12,46 +12,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_admm_strategies.maths.checks import check_choice, check_not_negative
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
 Vector = NDArray[np.float64]
 Function = Callable[[Vector], Vector]
 """A real function, applied to every eigenvalue of a matrix."""
 
-_MOST_NONZERO = 1 / 8
-"""Share of nonzero entries up to which products skip the zeros: measured twice as fast with a tenth
-of the entries nonzero, and no faster with a quarter."""
-
-
-class Curvature(Protocol):
-    """H, a symmetric positive semidefinite (n, n) matrix that is never formed."""
-
-    def apply(self, vector: Vector, functions: Sequence[Function]) -> list[Vector]:
-        """Return f(H) vector, shape (n,), for each of the functions f."""
-
-
-@dataclass(frozen=True)
-class ScaledIdentity:
-    """H = value I."""
-
-    value: float
-
-    def apply(self, vector: Vector, functions: Sequence[Function]) -> list[Vector]:
-        """Return f(value) vector for each of the functions."""
-        return [f(np.array(self.value)) * vector for f in functions]
-
 
 @dataclass(frozen=True, eq=False)
-class Factorised:
-    """H = V diag(values) V' + floor (I - V V').
+class Gram:
+    """H = V diag(values) V' + floor (I - V V'), which is never formed.
 
     Attributes
     ----------
@@ -79,58 +54,6 @@ class Factorised:
         ]
 
 
-@dataclass(frozen=True, eq=False)
-class MatrixFree:
-    """H = scale A'A + floor I, by products with A alone, where a factorisation costs too much.
-
-    Attributes
-    ----------
-    matrix : ndarray of shape (d, n)
-        A.
-    scale, floor : float
-    tolerance : float
-        Relative accuracy of what `apply` returns.
-    """
-
-    matrix: Vector
-    scale: float
-    floor: float
-    tolerance: float = 1e-10
-
-    def apply(self, vector: Vector, functions: Sequence[Function]) -> list[Vector]:
-        """Return f(H) vector for each of the functions by the Lanczos method.
-
-        For f(h) = 1/(h + c) this is the method of conjugate gradients; all functions share the
-        products with A, so that k0 steps cost what one does. It stops where the last two
-        coefficients in the Krylov basis are below `tolerance` of the result for every function.
-        """
-        norm = float(np.linalg.norm(vector))
-        if norm == 0.0:
-            return [np.zeros_like(vector) for _ in functions]
-        basis = [vector / norm]
-        diagonal: list[float] = []
-        beside: list[float] = []
-        while True:
-            image = self.scale * (self.matrix @ basis[-1]) @ self.matrix + self.floor * basis[-1]
-            diagonal.append(float(image @ basis[-1]))
-            known = np.stack(basis)
-            for _ in range(2):  # once leaves rounding errors that grow from step to step
-                image -= (known @ image) @ known
-            values, vectors = np.linalg.eigh(
-                np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
-            )
-            values = np.maximum(values, 0.0)  # H is semidefinite; rounding may say otherwise
-            coefficients = [vectors @ (f(values) * vectors[0]) for f in functions]
-            exhausted = len(basis) == len(vector) or np.linalg.norm(image) <= 1e-14 * values[-1]
-            if exhausted or all(
-                len(c) > 2 and np.abs(c[-2:]).max() <= self.tolerance * np.linalg.norm(c)
-                for c in coefficients
-            ):
-                return [norm * (c @ known) for c in coefficients]
-            beside.append(float(np.linalg.norm(image)))
-            basis.append(image / beside[-1])
-
-
 class DataLoss(ABC):
     """A loss f(x) = (1/d) sum_j l(<a_j, x>; b_j) + (reg/2) ||x||^2 over the rows of a matrix.
 
@@ -143,8 +66,7 @@ class DataLoss(ABC):
     matrix : array_like of shape (d, n)
         A, one row a sample. Columns that are all zero or constant are allowed: a feature that no
         sample of this client has is usual in federated data and the intercept is constant, and
-        H_i/m + sigma I is invertible whatever A is. `zero_columns` and `constant_columns` name
-        them.
+        H_i/m + sigma I is invertible whatever A is.
     targets : array_like of shape (d,)
         b.
 
@@ -161,6 +83,7 @@ class DataLoss(ABC):
 
     bend: float
     """l'' <= bend, so that the Hessian is at most (bend/d) A'A + reg I."""
+    reg: float = 0.0
 
     def __init__(self, matrix: ArrayLike, targets: ArrayLike) -> None:
         self.matrix = _frozen("matrix", matrix, ndim=2)
@@ -192,25 +115,9 @@ class DataLoss(ABC):
         """n, the number of features."""
         return int(self.matrix.shape[1])
 
-    @cached_property
-    def zero_columns(self) -> list[int]:
-        """The columns that are all zero: x keeps its start there unless other clients know them."""
-        return [int(column) for column in np.flatnonzero(~self.matrix.any(axis=0))]
-
-    @cached_property
-    def constant_columns(self) -> list[int]:
-        """The columns with one value that is not zero; two of them are collinear."""
-        same = (self.matrix == self.matrix[0]).all(axis=0) & (self.matrix[0] != 0)
-        return [int(column) for column in np.flatnonzero(same)]
-
-    @property
     @abstractmethod
-    def reg(self) -> float:
-        """The factor of ||x||^2 / 2 in f."""
-
-    @abstractmethod
-    def value_and_slopes(self, products: Vector) -> tuple[float, Vector]:
-        """Return the mean loss and l'(<a_j, x>; b_j), shape (d,), at the products A x."""
+    def value(self, products: Vector) -> float:
+        """Return the mean loss, without reg, at the products A x."""
 
     @abstractmethod
     def slopes(self, products: Vector, targets: Vector) -> Vector:
@@ -228,20 +135,10 @@ class DataLoss(ABC):
 
     def value_and_gradient(self, x: Vector) -> tuple[float, Vector]:
         """Return f(x) and grad f(x), shape (n,)."""
-        sparse = self._sparse
-        value, slopes = self.value_and_slopes((self.matrix if sparse is None else sparse[0]) @ x)
-        pulled = slopes @ self.matrix if sparse is None else sparse[1] @ slopes
-        gradient = pulled / self.num_examples + self.reg * x
-        return value + 0.5 * self.reg * float(x @ x), gradient
-
-    @cached_property
-    def _sparse(self) -> tuple[csr_array, csr_array] | None:
-        """A and A' by row without their zeros, where there are so many that it is faster."""
-        if np.count_nonzero(self.matrix) > _MOST_NONZERO * self.matrix.size:
-            return None
-        from scipy.sparse import csr_array  # here: most data are dense
-
-        return csr_array(self.matrix), csr_array(self.matrix.T)
+        products = self.matrix @ x
+        slopes = self.slopes(products, self.targets)
+        gradient = slopes @ self.matrix / self.num_examples + self.reg * x
+        return self.value(products) + 0.5 * self.reg * float(x @ x), gradient
 
     def largest_curvature(self) -> float:
         """Return r = (bend/d) ||A'A|| + reg, the Lipschitz constant of the gradient."""
@@ -252,15 +149,10 @@ class DataLoss(ABC):
         return self.bend / self.num_examples
 
     @cached_property
-    def gram(self) -> Curvature:
-        """H = (bend/d) A'A + reg I, Table II's Gram matrix, ready for `Curvature.apply`.
-
-        Factorised, where the smaller side of A is at most `LARGEST_FACTOR`.
-        """
-        if min(self.matrix.shape) > LARGEST_FACTOR:
-            return MatrixFree(self.matrix, self._scale, self.reg)
+    def gram(self) -> Gram:
+        """H = (bend/d) A'A + reg I, Table II's Gram matrix."""
         values, transposed = decompose(self.matrix)
-        return Factorised(transposed, self._scale * values + self.reg, self.reg)
+        return Gram(transposed, self._scale * values + self.reg, self.reg)
 
 
 class LeastSquares(DataLoss):
@@ -268,15 +160,10 @@ class LeastSquares(DataLoss):
 
     bend = 1.0
 
-    @property
-    def reg(self) -> float:
-        """0."""
-        return 0.0
-
-    def value_and_slopes(self, products: Vector) -> tuple[float, Vector]:
-        """Return (1/2d) ||A x - b||^2 and A x - b."""
-        residuals = self.slopes(products, self.targets)
-        return float(residuals @ residuals) / (2 * self.num_examples), residuals
+    def value(self, products: Vector) -> float:
+        """Return (1/2d) ||A x - b||^2."""
+        residuals = products - self.targets
+        return float(residuals @ residuals) / (2 * self.num_examples)
 
     def slopes(self, products: Vector, targets: Vector) -> Vector:
         """Return A x - b."""
@@ -321,18 +208,12 @@ class Logistic(DataLoss):
             )
         check_not_negative("mu", mu)
         check_choice("reg_scaling", reg_scaling, ("per_sample", "full"))
-        self.mu = float(mu)
-        self.reg_scaling = reg_scaling
+        self.reg = float(mu) / (self.num_examples if reg_scaling == "per_sample" else 1)
 
-    @property
-    def reg(self) -> float:
-        """mu/d or mu, as `reg_scaling` says."""
-        return self.mu / self.num_examples if self.reg_scaling == "per_sample" else self.mu
-
-    def value_and_slopes(self, products: Vector) -> tuple[float, Vector]:
-        """Return the mean logistic loss, and sigmoid(A x) - b."""
+    def value(self, products: Vector) -> float:
+        """Return the mean logistic loss."""
         value = np.logaddexp(0.0, products).mean() - self.targets @ products / self.num_examples
-        return float(value), self.slopes(products, self.targets)
+        return float(value)
 
     def slopes(self, products: Vector, targets: Vector) -> Vector:
         """Return sigmoid(A x) - b."""
@@ -364,10 +245,6 @@ def decompose(matrix: Vector) -> tuple[Vector, Vector]:
     true = values > len(values) * np.finfo(np.float64).eps * values[-1]
     values, vectors = values[true], vectors[:, true]
     return values, (vectors.T @ matrix) / np.sqrt(values)[:, None]
-
-
-LARGEST_FACTOR = 500
-"""Above it neither side of a data matrix is factorised (docs/methods/fedgia-notes.md, P10)."""
 
 
 def _frozen(name: str, values: ArrayLike, *, ndim: int) -> Vector:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,8 +80,7 @@ MINIMISERS = {
     ),
     "FLAME-size": (partial(FLAME, rho=0.8, lr=0.2, local_epochs=10, weights="size"), FLAMEClient),
     "FLAME-client": (partial(FLAME, rho=0.8, lr=0.2, local_epochs=10, duals="client"), FLAMEClient),
-    "FedGiA-gradient": (partial(FedGiA, t=0.5, local_steps=2, report_gradient=True), FedGiAClient),
-    "FedGiA-client": (partial(FedGiA, t=0.5, local_steps=2, duals="client"), FedGiAClient),
+    "FedGiA": (partial(FedGiA, t=0.5, local_steps=2), FedGiAClient),
 }
 
 
@@ -117,7 +115,7 @@ def test_the_global_model_becomes_the_minimiser_over_those_that_are_left(name: s
 @pytest.mark.slow
 def test_what_fedgia_reports_belongs_to_those_that_are_left() -> None:
     # f(x) = (1/m) sum_i (x - i)^2 over the three, at their mean 7/3: 14/9; its gradient is 0.
-    found = when_all_have_come_and_gone("FedGiA-gradient").diagnostics()  # type: ignore[attr-defined]
+    found = when_all_have_come_and_gone("FedGiA").state
     assert found.objective == pytest.approx(14 / 9, rel=1e-3)
     assert found.squared_gradient == pytest.approx(0, abs=1e-4)
 
@@ -125,9 +123,8 @@ def test_what_fedgia_reports_belongs_to_those_that_are_left() -> None:
 @pytest.mark.parametrize(("t", "scale"), [(0.5, 1.0), (0.5, 5.0), (None, 5.0)])
 def test_the_gradient_that_fedgia_finds_is_that_of_the_clients_there_are(t, scale):
     # In round 3 the server takes the gradients at the x that it sent: with the new client,
-    # grad f(x) = (1/4) sum_i 2 c_i (x - i) over i = 0, 1, 2, 4, where c_2 is scale^2. They follow
-    # by (34) from the sigma that was sent; that of the next round depends on the new client's r_i.
-    strategy = FedGiA(t=t, local_steps=2, report_gradient=True, fraction_evaluate=0, seed=1)
+    # grad f(x) = (1/4) sum_i 2 c_i (x - i) over i = 0, 1, 2, 4, where c_2 is scale^2.
+    strategy = FedGiA(t=t, local_steps=2, fraction_evaluate=0, seed=1)
     app = client_app(lambda context: target_client(FedGiAClient, context, scale).to_client())
     strategy.start(
         RestlessGrid(app, PARTITIONS, FROM_ROUND_3), ArrayRecord({"weight": torch.zeros(1, 1)}), 3
@@ -160,14 +157,14 @@ def test_fedgia_compares_no_gradient_with_one_of_other_clients(coming: bool, sca
     )
     small, large = [2, 3, 4], [2, 3, 4, 5]
     online = {0: small, 25: large} if coming else {0: large, 25: small}
-    strategy = FedGiA(report_gradient=True, fraction_evaluate=0, max_missed_rounds=1, seed=1)
+    strategy = FedGiA(fraction_evaluate=0, max_missed_rounds=1, seed=1)
     strategy.start(
         RestlessGrid(app, PARTITIONS, online), ArrayRecord({"x": Array(np.zeros(4))}), 70
     )
     there = everybody if coming else INITIAL
     assert strategy.client_ids == there
     bound = np.mean([losses[i].largest_curvature() for i in there])
-    assert strategy.state.path_curvature == pytest.approx(bound)
+    assert strategy.state.seen.largest == pytest.approx(bound)
     assert strategy.state.squared_gradient**0.5 < 1e-3
 
 
@@ -278,20 +275,6 @@ def test_a_joining_client_that_fails_the_handshake_is_asked_again(warned: Warned
     assert trained(strategy)[3] == INITIAL
     assert trained(strategy)[4] == [0, 1, 2, 4]
     assert warned("client 2 refused")
-
-
-def test_the_curvature_of_a_joining_client_that_was_not_given(tmp_path: Path) -> None:
-    def start(grid: RestlessGrid, num_rounds: int) -> FedGiA:
-        curvature = {0: 1.0, 1: 3.0, 4: 2.0}  # f_i = (x - i)^2 has 2
-        strategy = FedGiA(curvature=curvature, fraction_evaluate=0, seed=1)
-        first, folder = ArrayRecord({"weight": torch.zeros(1, 1)}), tmp_path
-        strategy.start(grid, first, num_rounds, checkpoint_dir=folder, resume=True)
-        return strategy
-
-    app = client_app(lambda context: target_client(FedGiAClient, context).to_client())
-    grid = RestlessGrid(app, PARTITIONS, FROM_ROUND_3)
-    assert_allclose(start(grid, 3).state.clients.column("curvature"), [1, 3, 2, 2], rtol=1e-3)
-    assert_allclose(start(grid, 4).state.clients.column("curvature"), [1, 3, 2, 2], rtol=1e-3)
 
 
 shares_the_rule = partial(pytest.param, marks=pytest.mark.slow)

@@ -152,7 +152,7 @@ def test_what_is_needed_is_asked_for() -> None:
     ("strategy", "own", "base"),
     [
         (FedProx(), ["mu", "lr", "local_epochs"], SAMPLED),
-        (FedGiA(), ["t", "hessian", "local_steps", "fraction_admm", "curvature", "duals"], BASE),
+        (FedGiA(), ["t", "hessian", "local_steps", "fraction_admm"], BASE),
         (
             FedAPM("^head"),
             ["personal", "sigma", "personal_epochs", "tolerance", "tolerance_decay"],
