@@ -144,7 +144,14 @@ class FedGiALinearClient(LinearClient[FedGiAInstruction], GradientClient):
         if asked.steps:
             kept = self.memory.require_known(config)
             dual = np.zeros_like(x) if kept is None else kept["dual"]
-            numbers = {"num_clients": m, "sigma": sigma, "steps": asked.steps}
-            iterate, dual = admm_steps(x, gradient / m, dual, self.problem.gram, **numbers)
+            iterate, dual = admm_steps(
+                x,
+                gradient / m,
+                dual,
+                self.problem.gram,
+                num_clients=m,
+                sigma=sigma,
+                steps=asked.steps,
+            )
         self.memory.keep(config, {"dual": dual})
         return np.asarray(iterate + dual / sigma)  # (15), (18)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block, Spec, prefixed, under
-from ..maths.checks import Count, Fraction, Positive, check_positive, largest_allowed
+from ..maths.checks import Count, Fraction, Positive, check_positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.seeds import short
 from ..runtime.algorithm import OnClient
@@ -31,6 +31,7 @@ from ..runtime.callbacks import StopRule
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.strategy import StatefulStrategy
+from ..runtime.trust.intake import LARGEST
 from ..runtime.trust.means import largest_reported, those_too_large, too_large
 
 CURVATURE = "curvature"
@@ -239,9 +240,12 @@ class FedGiA(StatefulStrategy):
         if reply is None:
             return {"message": self.state.x}
         curvature = reply.metrics.get(CURVATURE, math.nan)
-        check_positive(f"The curvature that client {client_id} reported", curvature)
-        known = self.state.clients.column(CURVATURE)
-        if curvature > min(largest_reported(known), largest_allowed(np.dtype(np.float64))):
+        if not 1 / LARGEST <= curvature <= LARGEST:  # else gradients over sigma may overflow
+            raise ValueError(
+                f"The curvature that client {client_id} reported is {curvature}, expected "
+                f"{1 / LARGEST:g} to {LARGEST:g}."
+            )
+        if curvature > largest_reported(self.state.clients.column(CURVATURE)):
             raise ValueError(too_large(CURVATURE, curvature))
         return {"message": self.state.x, CURVATURE: curvature}
 
@@ -257,14 +261,12 @@ class FedGiA(StatefulStrategy):
         NaN before the handshake.
         """
         self._need_state()
-        curvature = self.state.clients.column(CURVATURE)
+        m, curvature = self.membership.num_initial, self.state.clients.column(CURVATURE)
         if not len(curvature):
             return math.nan
         if self.t is None:
-            pull = 2 * max(float(curvature.mean()), self.state.seen.expected)
-        else:
-            pull = self.t * float(curvature.max())
-        return pull / self.membership.num_initial
+            return 2 * max(float(curvature.mean()), float(self.state.seen.expected)) / m
+        return self.t * float(curvature.max()) / m
 
     # ------------------------------------------------------------------------------------------
     # A round

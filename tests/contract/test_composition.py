@@ -61,7 +61,7 @@ SENTENCES = {
     "d": "docs/composition.md",
     "e": "Use CFL.",
     "f": "the server has the sum of these variables alone|docs/composition.md",
-    "g": "FedMAvg|duals='client'|docs/composition.md",
+    "g": "FedADMM|FedMAvg|duals='client'|docs/composition.md",
 }
 """What a refusal says of what to use, by its note; or one of several."""
 

@@ -110,12 +110,17 @@ def fedgia(fraction_train: float = 1.0, **settings: Any) -> Any:
 
 
 def fedgia_linear_client(
-    context: Context, model: Any, train_loader: Any, *args: Any, **kwargs: Any
+    context: Context,
+    model: Any,
+    train_loader: Any,
+    *args: Any,
+    state_dir: Any = None,
+    **kwargs: Any,
 ) -> NumPyClient:
     """Return a client of FedGiA that tells one label of `dataset` from the others."""
     inputs, labels = train_loader.dataset.tensors
     loss = of.Logistic(inputs, labels == 0)
-    return of.FedGiALinearClient(context, loss, loss)
+    return of.FedGiALinearClient(context, loss, loss, state_dir=state_dir)
 
 
 def with_heads(client_class: Any) -> Callable[..., NumPyClient]:
@@ -196,12 +201,11 @@ CASES = [
         view=views.RATED,
         variant=True,
     ),
-    Case(
+    keeping(
         "FedGiA-gram",
         partial(fedgia, hessian="gram"),
         fedgia_linear_client,
         lambda: ArrayRecord({"x": Array(np.zeros(3))}),
-        fedavg_clients=False,
         everybody_trains=True,
         shakes_hands=True,
         view=views.MESSAGES,

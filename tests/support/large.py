@@ -65,10 +65,10 @@ def of_many_pairs(case: Case, width: int) -> Case:
 
 
 def of_wide_samples(case: Case, width: int) -> Case:
-    def client(context: Context, model: Any, loader: Any, *args: Any, **_: Any) -> NumPyClient:
+    def client(context: Context, model: Any, loader: Any, *args: Any, **more: Any) -> NumPyClient:
         inputs, labels = loader.dataset[:2]
         wide = DataLoader(TensorDataset(inputs.repeat(1, width), labels))
-        return case.client_class(context, model, wide, *args)
+        return case.client_class(context, model, wide, *args, **more)
 
     arrays = ArrayRecord({"x": Array(np.zeros(3 * width))})
     return replace(case, client_class=client, initial_arrays=lambda: arrays)
@@ -80,4 +80,4 @@ class OfKnownCurvature(FedGiAClient):
 
 
 def of_a_known_curvature(case: Case, width: int) -> Case:
-    return replace(of_a_wide_model(case, width), client_class=OfKnownCurvature)
+    return of_a_wide_model(replace(case, client_class=OfKnownCurvature), width)

@@ -145,7 +145,6 @@ LOCAL_COPIES = View(
 )
 PROJECTIONS = View(rows=column("image"), total=MOREAU.total, message=_moreau_message("image"))
 MESSAGES = View(
-    rows=column("message"),
     total=lambda strategy: strategy.state.x * len(strategy.client_ids),
     message=lambda strategy, client, held: strategy.state.clients[client].message,
     rounding=(1e-6, 0),
