@@ -1,16 +1,22 @@
-"""Every setting of every strategy refuses what it cannot be, and names itself and the value."""
+"""Settings: what a setting cannot be, and what is no setting, is refused by name."""
 
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from math import inf, nan
 from typing import Any
 
+import numpy as np
 import pytest
+from flwr.app import ConfigRecord, Context, MessageType, RecordDict
 
 import fl_admm_strategies as library
-from fl_admm_strategies import SmoothedSCAD, SquaredL2, StatefulStrategy
+from clients import FedGiALinearClient, FedMCADMMClient, FPFCClient, LeastSquares, Ratings
+from fl_admm_strategies import FPFC, FedProx, SmoothedSCAD, SquaredL2, StatefulStrategy
 from fl_admm_strategies.runtime.common.settings import parameters_of
+from tests.support.cases import case_of, grid_of
+from tests.support.federation import initial_arrays, make_client
 from tests.support.refusals import refused
 
 # By kind: values that are of the type but out of range, and others that are no such thing.
@@ -103,3 +109,54 @@ def test_a_strategy_made_of_its_settings_has_the_same(kind: Any) -> None:
     for name in parameters.keys() - {"seed", "node_timeout", *NEEDED, "eps2", *follow}:
         assert settings[name] == parameters[name].default, name
     assert kind(**settings).settings() == settings
+
+
+# --- What is no setting ---------------------------------------------------------------------------
+
+
+def fpfc(**settings: Any) -> FPFC:
+    return FPFC(SmoothedSCAD(0.5), lr=0.2, **settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("fraction_fit", "fraction_train"),
+        ("min_evaluate_clients", "min_evaluate_nodes"),
+        ("rhos", "rho"),
+        ("learning_rate", "lr"),
+        ("epochs", "local_epochs"),
+        ("sead", "seed"),
+    ],
+)
+def test_a_typo_gets_the_right_name(given: str, meant: str) -> None:
+    with refused(TypeError, given, "FPFC", meant):
+        fpfc(**{given: 1})
+
+
+def test_a_setting_in_the_wrong_place_is_told_its_place() -> None:
+    context = Context(1, 2, {}, RecordDict(), {})
+    with refused(TypeError, "proximal_mu", "FedProx", "mu"):
+        FedProx(proximal_mu=0.1)  # type: ignore[call-arg]
+    with refused(TypeError, "FPFC", "evaluate_fn", "start"):
+        fpfc(evaluate_fn=print)
+    with refused(TypeError, "rho", "FPFCClient", "FPFC"):
+        make_client(partial(FPFCClient, rho=1), context)
+    with refused(TypeError, "state_dirr", "state_dir"):
+        make_client(partial(FPFCClient, state_dirr="x"), context)
+    problem = LeastSquares(np.eye(2), np.zeros(2))
+    with refused(TypeError, "test_probelm", "test_problem"):
+        FedGiALinearClient(context, problem, test_probelm=problem)  # type: ignore[arg-type]
+    users = Ratings(np.zeros(1, int), np.zeros(1, int), np.ones(1), 1, 1)
+    with refused(TypeError, "tset", "FedMCADMMClient", "test"):
+        FedMCADMMClient(context, users, SquaredL2(1), tset=users)  # type: ignore[arg-type]
+
+
+def test_settings_of_the_users_own_are_welcome() -> None:
+    strategy, grid = fpfc(), grid_of(case_of("FPFC"))
+    config = ConfigRecord({"mine": 3})
+    strategy.start(grid, initial_arrays(), 1, train_config=config, evaluate_config=config)
+    for kind in (MessageType.TRAIN, MessageType.EVALUATE):
+        assert all(m.content["config"]["mine"] == 3 for m in grid.phase(kind, 1))
+    with refused(ValueError, "'rho'", "FPFC"):
+        strategy.configure_train(1, initial_arrays(), ConfigRecord({"rho": 1.0}), grid)

@@ -1,4 +1,4 @@
-"""The strategies that every promise is tested with. A strategy joins with one `Case`."""
+"""The methods that every promise is tested with. A method joins with one `Case`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ import clients as of
 import fl_admm_strategies as library
 from clients import client_app
 from fl_admm_strategies import SmoothedSCAD, SquaredL2, StatefulStrategy
-from tests.support import large, views
 from tests.support.federation import (
     Adding,
+    Federation,
     Mean,
-    WatchedGrid,
+    Raises,
     client_fn_of,
     initial_arrays,
     make_model,
 )
 from tests.support.ratings import NUM_ITEMS, contract_client
-from tests.support.views import View
 
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy, its client and the model they start from, and in what the strategies differ.
+    """A strategy, its client and the model they start from, and in what the methods differ.
 
     Attributes
     ----------
@@ -45,77 +44,61 @@ class Case:
     client_class : callable
         Takes those of `TorchClient`.
     initial_arrays : callable
-    fedavg_clients : bool
-        Whether a client that knows nothing of the library will do.
-    stateless_clients : bool
-        Whether the server can make up for what a client lost.
-    memory_for_tests : bool
-        Whether clients keep what they evaluate, and do not train from it.
+    admm : bool
+        Whether it is an ADMM method: a sum over the members, of which one client has a fair share.
+    keeps : bool
+        Whether clients keep what is nowhere else, so that a client that lost it starts afresh.
     everybody_trains : bool
         In every round.
     server_learns : bool
         Whether replies change the state of the server.
     shakes_hands : bool
         Whether all clients are asked something before round 1.
-    view : View
-        Where the state has what clients uploaded.
-    enlarged : callable
-        ``enlarged(case, width)``: the same with many numbers.
-    small_messages : bool
-        Whether its messages are small however large the model.
+    uploads_once : bool
+        Whether a client uploads in its first round only.
     two_heads : type, optional
         The client whose models have two heads; then `client_class` makes them of plain models.
-    sends_changes : bool
-        Whether uploads are changes of what was sent, of buffers as well.
-    counts_once : bool
-        Whether a client uploads in its first round only.
     variant : bool
-        Whether its tests are slow ones: it is another setting of a strategy that is among the
-        others, or one that shares most of its code with one that is (FedADMM, FLAME and
-        Lp-Proj with FedAPM, FedALS with FedMC-ADMM, Ditto, Local and pFedMe with FedAvg, which
-        has nothing that FPFC and FedAPM have not).
+        Whether its tests are slow ones: it is another setting of a method that is among the
+        others, or shares most of its code with one that is.
     """
 
     name: str
     strategy: Callable[..., StatefulStrategy]
     client_class: Callable[..., NumPyClient]
     initial_arrays: Callable[[], ArrayRecord] = initial_arrays
-    fedavg_clients: bool = True
-    stateless_clients: bool = True
-    memory_for_tests: bool = False
+    admm: bool = False
+    keeps: bool = False
     everybody_trains: bool = False
     server_learns: bool = True
     shakes_hands: bool = False
-    view: View = views.NOTHING
-    enlarged: Callable[[Case, int], Case] = large.of_a_wide_model
-    small_messages: bool = False
+    uploads_once: bool = False
     two_heads: Any = None
-    sends_changes: bool = False
-    counts_once: bool = False
     variant: bool = False
 
     @property
     def takes_any_model(self) -> bool:
-        """Whether the clients' models may be any: the table of models is for these cases."""
         return self.initial_arrays is initial_arrays or self.two_heads is not None
+
+    @property
+    def is_async(self) -> bool:
+        return self.name == "AsyncFPFC"
 
     def prepared(self, model: nn.Module) -> nn.Module:
         """Return the model that the clients make of a plain one."""
         return model if self.two_heads is None else two_headed(self.two_heads, model)
 
 
+# --- Where a client or a strategy needs other arguments than the others' --------------------------
+
+
 def fedgia(fraction_train: float = 1.0, **settings: Any) -> Any:
-    """Return FedGiA, in which everybody trains: it takes no `fraction_train`."""
+    """Return FedGiA, in which all clients train: it takes no `fraction_train`."""
     return library.FedGiA(**settings)
 
 
 def fedgia_linear_client(
-    context: Context,
-    model: Any,
-    train_loader: Any,
-    *args: Any,
-    state_dir: Any = None,
-    **kwargs: Any,
+    context: Context, model: Any, train_loader: Any, *_: Any, state_dir: Any = None, **__: Any
 ) -> NumPyClient:
     """Return a client of FedGiA that tells one label of `dataset` from the others."""
     inputs, labels = train_loader.dataset.tensors
@@ -140,325 +123,188 @@ def two_headed(client_class: Any, model: nn.Module) -> nn.Module:
     return made
 
 
-def initial_arrays_of(client_class: Any) -> ArrayRecord:
-    return ArrayRecord(two_headed(client_class, make_model()).state_dict())
+def two_headed_case(name: str, strategy: Any, client_class: Any) -> Case:
+    return Case(
+        name,
+        strategy,
+        with_heads(client_class),
+        lambda: ArrayRecord(two_headed(client_class, make_model()).state_dict()),
+        keeps=True,
+        two_heads=client_class,
+        variant=True,
+    )
 
 
-FIRST_FACTORS = partial(library.initial_item_factors, 3, NUM_ITEMS)
+def completion(name: str, strategy: Any, kind: Any = of.FedMCADMMClient, **how: Any) -> Case:
+    """Return a case of matrix completion, whose clients keep their users' factors."""
+    client = partial(contract_client, kind=kind)
+    factors = partial(library.initial_item_factors, 3, NUM_ITEMS)
+    return Case(name, strategy, client, **{"initial_arrays": factors, "keeps": True, **how})
 
-variant = partial(Case, variant=True)
-keeping = partial(Case, fedavg_clients=False, stateless_clients=False)
-"""What its clients keep is nowhere else."""
-keeping_variant = partial(keeping, variant=True)
-completion = partial(keeping, initial_arrays=FIRST_FACTORS, enlarged=large.of_many_items)
+
+# --- The cases ------------------------------------------------------------------------------------
+
+admm = partial(Case, admm=True)
+form = partial(Case, admm=True, variant=True)
+baseline = partial(Case, variant=True)
+keeping = partial(Case, keeps=True, variant=True)
+completed = partial(completion, admm=True)
 
 SCAD, STEPS = SmoothedSCAD(0.5), {"lr": 0.2, "local_epochs": 1}
 PATH = library.LambdaPath([0.0, 0.2, 0.5], min_rounds=1, max_rounds=2)
+ONE_EPOCH = {"lr": 0.5, "local_epochs": 1}
 FEW_STEPS = {"local_rounds": 2, "inner_steps": 2, "everyone_trains": False}
+REGULARIZER = SquaredL2(0.1)
 
-# The first of each family; then, slow, what shares most of its code with one of them.
+fpfc, fedadmm, fedmc = library.FPFC, library.FedADMM, library.FedMCADMM
+fedapm = partial(library.FedAPM, rho=0.1, **ONE_EPOCH)
+flame = partial(library.FLAME, lam=1.0, rho=0.2, **ONE_EPOCH)
+lp_proj = partial(library.LpProjADMM, lam=1.0, rho=0.2, lr=0.5, dimension=3)
+
 CASES = [
-    Case("FPFC", partial(library.FPFC, SCAD, **STEPS), of.FPFCClient, view=views.PAIRS),
-    keeping(
-        "FedAPM",
-        partial(library.FedAPM, "^head", rho=0.1, lr=0.5, local_epochs=1, personal_epochs=1),
-        of.FedAPMClient,
-        view=views.CONSENSUS_OF_PARTICIPANTS,
-    ),
-    Case(
-        "FLAME",
-        partial(library.FLAME, lam=1.0, rho=0.2, lr=0.5, local_epochs=1),
-        of.FLAMEClient,
-        view=views.MOREAU,
-        variant=True,
-    ),
-    completion(
-        "FedMC-ADMM",
-        partial(library.FedMCADMM, SquaredL2(0.1)),
-        contract_client,
-        view=views.CONSENSUS_OF_PARTICIPANTS,
-    ),
-    completion(
-        "FedMC-ADMM-linear",
-        partial(library.FedMCADMM, SquaredL2(0.1), solve="linear", inner_steps=2),
-        contract_client,
-        view=views.CONSENSUS,
-        variant=True,
-    ),
-    completion(
-        "FedMC-ADMM-implicit-client-duals",
-        partial(library.FedMCADMM, SquaredL2(0.1), feedback="implicit", duals="client"),
-        contract_client,
-        view=views.FACTORS_ON_CLIENTS,
-        variant=True,
-    ),
-    completion(
-        "FedMC-ADMM-exact-rated",
-        partial(library.FedMCADMM, SquaredL2(0.1), rows="rated"),
-        contract_client,
-        stateless_clients=True,
-        shakes_hands=True,
-        view=views.RATED,
-        variant=True,
-    ),
-    keeping(
+    admm("FPFC", partial(fpfc, SCAD, **STEPS), of.FPFCClient),
+    admm("FedAPM", partial(fedapm, "^head", personal_epochs=1), of.FedAPMClient, keeps=True),
+    completed("FedMC-ADMM", partial(fedmc, REGULARIZER)),
+    admm(
         "FedGiA-gram",
         partial(fedgia, hessian="gram"),
         fedgia_linear_client,
         lambda: ArrayRecord({"x": Array(np.zeros(3))}),
+        keeps=True,
         everybody_trains=True,
         shakes_hands=True,
-        view=views.MESSAGES,
-        enlarged=large.of_wide_samples,
     ),
-    variant("FedAvg", partial(library.FedAvg, lr=0.5), of.SGDClient),
-    keeping_variant(
-        "Ditto", partial(library.Ditto, lam=0.5, lr=0.5, weights="size"), of.DittoClient
-    ),
-    variant(
-        "FPFC-l1", partial(library.FPFC, library.L1(0.05), **STEPS), of.FPFCClient, view=views.PAIRS
-    ),
-    variant(
-        "FPFC-head",
-        partial(library.FPFC, SCAD, clustered="^head", **STEPS),
-        of.FPFCClient,
-        view=views.PAIRS,
-    ),
-    variant(
-        "FPFC-auto",
-        partial(library.FPFC, **STEPS),
-        of.FPFCClient,
-        fedavg_clients=False,
-        view=views.PAIRS,
-    ),
-    variant(
-        "FPFC-path",
-        partial(library.FPFC, PATH, **STEPS),
-        of.FPFCClient,
-        fedavg_clients=False,
-        shakes_hands=True,
-        view=views.PAIRS,
-    ),
-    variant(
-        "FedADMM",
-        partial(library.FedADMM, lr=0.5, local_epochs=1),
-        of.FedADMMClient,
-        view=views.CONSENSUS_OF_PARTICIPANTS,
-    ),
-    variant(
+    # Slow from here on: they share most of their code with one of those above.
+    form("FPFC-head", partial(fpfc, SCAD, clustered="^head", **STEPS), of.FPFCClient),
+    form("FPFC-auto", partial(fpfc, **STEPS), of.FPFCClient),
+    form("FPFC-path", partial(fpfc, PATH, **STEPS), of.FPFCClient, shakes_hands=True),
+    form("FedADMM", partial(fedadmm, **ONE_EPOCH), of.FedADMMClient),
+    form(
         "FedADMM-published",
-        partial(library.FedADMM, published=True, rho=0.1, lr=0.5, local_epochs=1),
+        partial(fedadmm, published=True, rho=0.1, **ONE_EPOCH),
         of.FedADMMClient,
-        view=views.CONSENSUS,
     ),
-    keeping_variant(
-        "FedADMM-published-client-duals",
-        partial(library.FedADMM, published=True, rho=0.1, lr=0.5, local_epochs=1, duals="client"),
-        of.FedADMMClient,
-        view=views.CONSENSUS_ON_CLIENTS,
-    ),
-    keeping_variant(
+    form(
         "FedADMM-client-duals",
-        partial(library.FedADMM, lr=0.5, local_epochs=1, weights="size", duals="client"),
+        partial(fedadmm, weights="size", duals="client", **ONE_EPOCH),
         of.FedADMMClient,
+        keeps=True,
         shakes_hands=True,
-        view=views.CONSENSUS_ON_CLIENTS,
     ),
-    keeping_variant(
+    form(
         "FedAPM-client-duals",
-        partial(
-            library.FedAPM,
-            "^body",
-            rho=0.1,
-            lr=0.5,
-            tolerance=1e-3,
-            duals="client",
-            start_at="global",
-            averaging="all",
-        ),
+        partial(fedapm, "^body", duals="client"),
         of.FedAPMClient,
-        view=views.CONSENSUS_ON_CLIENTS,
+        keeps=True,
     ),
-    keeping_variant(
+    form("FLAME", flame, of.FLAMEClient),
+    form(
         "FLAME-client-duals",
-        partial(
-            library.FLAME, rho=0.2, lr=0.3, theta_step="accuracy", weights="size", duals="client"
-        ),
+        partial(flame, weights="size", duals="client"),
         of.FLAMEClient,
+        keeps=True,
         shakes_hands=True,
-        view=views.MOREAU_ON_CLIENTS,
     ),
-    keeping_variant(
-        "LpProjADMM",
-        partial(library.LpProjADMM, lam=1.0, rho=0.2, lr=0.5, dimension=3),
-        of.LpProjADMMClient,
-        view=views.PROJECTIONS,
-        enlarged=large.of_many_projections,
-        small_messages=True,
+    form("LpProjADMM", lp_proj, of.LpProjADMMClient, keeps=True),
+    completed(
+        "FedMC-ADMM-linear",
+        partial(fedmc, REGULARIZER, solve="linear", inner_steps=2),
+        variant=True,
     ),
-    completion(
+    completed(
         "FedMC-ADMM-client-duals",
-        partial(
-            library.FedMCADMM,
-            library.L1Norm(0.1),
-            solve="linear",
-            inner_steps=2,
-            y0="handshake",
-            duals="client",
-        ),
-        contract_client,
-        shakes_hands=True,
-        view=views.FACTORS_ON_CLIENTS,
+        partial(fedmc, REGULARIZER, feedback="implicit", duals="client"),
         variant=True,
     ),
-    completion(
+    completed(
         "FedMC-ADMM-rated",
-        partial(library.FedMCADMM, SquaredL2(0.1), solve="linear", inner_steps=2, rows="rated"),
-        contract_client,
+        partial(fedmc, REGULARIZER, rows="rated"),
+        keeps=False,
         shakes_hands=True,
-        view=views.RATED,
         variant=True,
+    ),
+    form(
+        "FedGiA",
+        partial(fedgia, t=0.5, local_steps=3),
+        of.FedGiAClient,
+        everybody_trains=True,
+        shakes_hands=True,
+    ),
+    baseline("FedAvg", partial(library.FedAvg, lr=0.5), of.SGDClient),
+    baseline("FedProx", partial(library.FedProx, mu=0.5, lr=0.5), of.FedProxClient),
+    keeping("FedDyn", partial(library.FedDyn, alpha=0.1, **ONE_EPOCH), of.FedDynClient),
+    keeping("SCAFFOLD", partial(library.SCAFFOLD, lr=0.5, global_lr=0.9), of.SCAFFOLDClient),
+    baseline("LocalSGD", partial(library.LocalSGD, lr=0.5, local_steps=3), of.LocalSGDClient),
+    baseline(
+        "PerFedAvg",
+        partial(library.PerFedAvg, mode="hf", alpha=0.2, lr=0.5, local_steps=2),
+        of.PerFedAvgClient,
+    ),
+    keeping("Ditto", partial(library.Ditto, lam=0.5, lr=0.5, weights="size"), of.DittoClient),
+    keeping(
+        "PFedMe",
+        partial(library.PFedMe, lam=2.0, lr=0.2, outer_lr=0.3, **FEW_STEPS),
+        of.PFedMeClient,
+    ),
+    keeping(
+        "PFedMeMatched",
+        partial(library.PFedMeMatched, lam=1.0, lr=0.3, outer_lr=0.5),
+        of.PFedMeMatchedClient,
+    ),
+    keeping("FedALA", partial(library.FedALA, sample=0.5, lr=0.5), of.FedALAClient),
+    keeping("FedAlt", partial(library.FedAlt, "^head", lr=0.5), of.FedAltClient),
+    keeping("FedSim", partial(library.FedSim, "^head", lr=0.5, weights="uniform"), of.FedSimClient),
+    two_headed_case("FedRoD", partial(library.FedRoD, lr=0.5), of.FedRoDClient),
+    two_headed_case("FedCP", partial(library.FedCP, lam=1.0, lr=0.5), of.FedCPClient),
+    keeping(
+        "LG-FedAvg",
+        partial(library.LGFedAvg, "^body", lr=0.5, score="before_aggregation"),
+        of.LGFedAvgClient,
+    ),
+    keeping(
+        "LpProj",
+        partial(library.LpProj, lam=1.0, lr=0.3, dimension=3, **FEW_STEPS),
+        of.LpProjClient,
+    ),
+    keeping("Local", partial(library.Local, lr=0.5), of.LocalClient, server_learns=False),
+    baseline("IFCA", partial(library.IFCA, 2, lr=0.5), of.IFCAClient),
+    baseline("CFL", partial(library.CFL, 9.0, 0.0, lr=0.5, warmup_rounds=1), of.CFLClient),
+    baseline(
+        "PACFL",
+        partial(library.PACFL, 20.0, lr=0.5, num_vectors=1, per_class=True, measure="entrywise"),
+        of.PACFLClient,
+        shakes_hands=True,
     ),
     completion(
         "FedMAvg",
-        partial(library.FedMAvg, SquaredL2(0.1), user_steps=2, item_steps=2),
-        partial(contract_client, kind=of.FedMAvgClient),
+        partial(library.FedMAvg, REGULARIZER, user_steps=2, item_steps=2),
+        of.FedMAvgClient,
         everybody_trains=True,
         variant=True,
     ),
     completion(
         "FedMGS",
-        partial(library.FedMGS, SquaredL2(0.1), user_steps=2),
-        partial(contract_client, kind=of.FedMGSClient),
+        partial(library.FedMGS, REGULARIZER, user_steps=2),
+        of.FedMGSClient,
         shakes_hands=True,
-        view=views.GRADIENTS,
         variant=True,
     ),
-    completion(
-        "FedALS",
-        partial(library.FedALS, SquaredL2(0.1)),
-        partial(contract_client, kind=of.FedALSClient),
-        view=views.EQUATIONS,
-        variant=True,
-    ),
-    completion(
-        "FedALS-implicit",
-        partial(library.FedALS, SquaredL2(0.1), feedback="implicit"),
-        partial(contract_client, kind=of.FedALSClient),
-        variant=True,
-    ),
+    completion("FedALS", partial(library.FedALS, REGULARIZER), of.FedALSClient, variant=True),
     completion(
         "FedEASE",
         partial(library.FedEASE, lam=2.0),
-        partial(contract_client, kind=of.FedEASEClient),
+        of.FedEASEClient,
         initial_arrays=partial(library.initial_item_weights, NUM_ITEMS),
-        stateless_clients=True,
-        counts_once=True,
-        enlarged=large.of_many_pairs,
+        keeps=False,
+        uploads_once=True,
         variant=True,
-    ),
-    variant(
-        "FedGiA",
-        partial(fedgia, t=0.5, local_steps=3),
-        of.FedGiAClient,
-        fedavg_clients=False,
-        everybody_trains=True,
-        shakes_hands=True,
-        view=views.MESSAGES,
-        enlarged=large.of_a_known_curvature,
-    ),
-    keeping_variant("FedALA", partial(library.FedALA, sample=0.5, lr=0.5), of.FedALAClient),
-    keeping_variant("FedAlt", partial(library.FedAlt, "^head", lr=0.5), of.FedAltClient),
-    keeping_variant(
-        "FedRoD",
-        partial(library.FedRoD, lr=0.5),
-        with_heads(of.FedRoDClient),
-        partial(initial_arrays_of, of.FedRoDClient),
-        two_heads=of.FedRoDClient,
-    ),
-    keeping_variant(
-        "FedCP",
-        partial(library.FedCP, lam=1.0, lr=0.5),
-        with_heads(of.FedCPClient),
-        partial(initial_arrays_of, of.FedCPClient),
-        two_heads=of.FedCPClient,
-    ),
-    keeping_variant(
-        "FedSim", partial(library.FedSim, "^head", lr=0.5, weights="uniform"), of.FedSimClient
-    ),
-    keeping_variant(
-        "LG-FedAvg",
-        partial(library.LGFedAvg, "^body", lr=0.5, score="before_aggregation"),
-        of.LGFedAvgClient,
-    ),
-    variant("FedProx", partial(library.FedProx, mu=0.5, lr=0.5), of.FedProxClient),
-    variant(
-        "IFCA",
-        partial(library.IFCA, 2, lr=0.5),
-        of.IFCAClient,
-        fedavg_clients=False,
-        sends_changes=True,
-    ),
-    variant(
-        "PACFL",
-        partial(library.PACFL, 20.0, lr=0.5, num_vectors=1, per_class=True, measure="entrywise"),
-        of.PACFLClient,
-        fedavg_clients=False,
-        shakes_hands=True,
-    ),
-    variant("CFL", partial(library.CFL, 9.0, 0.0, lr=0.5, warmup_rounds=1), of.CFLClient),
-    keeping_variant(
-        "Local",
-        partial(library.Local, lr=0.5),
-        of.LocalClient,
-        server_learns=False,
-        small_messages=True,
-    ),
-    variant("LocalSGD", partial(library.LocalSGD, lr=0.5, local_steps=3), of.LocalSGDClient),
-    keeping_variant(
-        "PFedMe",
-        partial(library.PFedMe, lam=2.0, lr=0.2, outer_lr=0.3, **FEW_STEPS),
-        of.PFedMeClient,
-        memory_for_tests=True,
-    ),
-    keeping_variant(
-        "PFedMeMatched",
-        partial(library.PFedMeMatched, lam=1.0, lr=0.3, outer_lr=0.5),
-        of.PFedMeMatchedClient,
-        view=views.LOCAL_COPIES,
-    ),
-    keeping_variant(
-        "FedDyn",
-        partial(library.FedDyn, alpha=0.1, lr=0.5, local_epochs=1),
-        of.FedDynClient,
-        view=views.GRADIENTS_ON_CLIENTS,
-    ),
-    keeping_variant(
-        "SCAFFOLD",
-        partial(library.SCAFFOLD, lr=0.5, global_lr=0.9),
-        of.SCAFFOLDClient,
-        view=views.CONTROLS,
-    ),
-    keeping_variant(
-        "LpProj",
-        partial(library.LpProj, lam=1.0, lr=0.3, dimension=3, **FEW_STEPS),
-        of.LpProjClient,
-        enlarged=large.of_many_projections,
-        small_messages=True,
-    ),
-    variant(
-        "PerFedAvg",
-        partial(library.PerFedAvg, mode="hf", alpha=0.2, lr=0.5, local_steps=2),
-        of.PerFedAvgClient,
     ),
 ]
 
-
-ASYNC = variant(
+ASYNC = form(
     "AsyncFPFC",
     partial(library.AsyncFPFC, SCAD, delay=library.RandomDelay(20.0), **STEPS),
     of.FPFCClient,
-    view=views.PAIRS,
 )
 """Every reply is a round here, so it keeps those promises that speak of no rounds."""
 
@@ -466,7 +312,6 @@ AT_ANY_PACE = [*CASES, ASYNC]
 
 
 def case_of(name: str) -> Case:
-    """Return the case of a name."""
     return next(case for case in AT_ANY_PACE if case.name == name)
 
 
@@ -478,19 +323,30 @@ CHEAP = Case(
         {"w": Array(np.ones((2, 3), np.float32)), "b": Array(np.ones(3, np.float32))}
     ),
 )
-"""For the promises of the runtime and the engines, which no algorithm can keep or break."""
+"""For the promises of the runtime and the engines, which no method can keep or break."""
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-at_any_pace = pytest.mark.parametrize("case", AT_ANY_PACE, ids=lambda case: case.name)
 
 NUM_CLIENTS = 6
 
 State = dict[str, NDArray[Any]]
 
 
-def grid_of(case: Case, **kwargs: Any) -> WatchedGrid:
-    """Return a grid with one client of the case on each of its nodes."""
-    return WatchedGrid(client_app(client_fn_of(case.client_class)), NUM_CLIENTS, **kwargs)
+def grid_of(
+    case: Case,
+    nodes: Any = NUM_CLIENTS,
+    online: Any = None,
+    *,
+    raises: Raises | None = None,
+    app_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> Federation:
+    """Return a federation of the case's clients, by default one on each of six nodes.
+
+    `app_options` are those of `client_app`, the others those of `Federation`.
+    """
+    app = client_app(client_fn_of(case.client_class, raises), **app_options or {})
+    return Federation(app, nodes, online, **options)
 
 
 def run(
@@ -508,7 +364,7 @@ def sampling(case: Case, **changes: Any) -> StatefulStrategy:
 
 
 @cache
-def plain(case: Case) -> tuple[StatefulStrategy, WatchedGrid]:
+def plain(case: Case) -> tuple[StatefulStrategy, Federation]:
     """Return a run of three rounds of `sampling`, which many tests compare with; only to read."""
     grid = grid_of(case)
     return run(case, grid, strategy=sampling(case)), grid
