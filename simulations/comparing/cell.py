@@ -20,16 +20,14 @@ from torch import Tensor
 
 from fl_admm_strategies import __version__
 
-from ..data import Data, FederatedData, Samples, with_validation, without_clients
+from ..data import Data, FederatedData, Samples, with_validation
 from ..experiments.experiment import baseline_of, load_data, problem_with
 from ..experiments.loading import checked
-from ..methods import History, run_here
+from ..methods import ScoreHistory, run_here
 from ..problems import Problem, TorchProblem
 from ..reports import as_json, write_text
 from ..settings.imported import imported, is_import
 from ..settings.tables import Settings
-
-_OF_CLIENTS = 1 / 3  # share of the clients that trials have
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,9 @@ class Cell:
     alias, method : str
     raw : dict
         The tables of the experiment; the method is its one baseline.
-    held_out : {"", "validation", "clients"}
-        What settings are chosen by, which the other runs do without: validation samples, held out
-        of the training samples where the data have none; or a third of the clients.
+    held_out : bool
+        Settings are chosen by validation samples, held out of the training samples where the data
+        have none: no run trains on them.
     on_validation : bool
         The models are measured on these: the test samples of the other runs are out of reach.
     data_root : Path or None
@@ -54,7 +52,7 @@ class Cell:
     alias: str
     method: str
     raw: dict[str, Any]
-    held_out: str
+    held_out: bool
     on_validation: bool
     data_root: Path | None
     gauge: bool = False
@@ -71,8 +69,7 @@ class Cell:
             json.dumps(self.raw, sort_keys=True, default=str),
             __version__,
             *(_source(name) for name in names if is_import(name)),
-            str((bool(self.held_out), self.on_validation)),
-            *(["clients"] if self.held_out == "clients" else []),
+            str((self.held_out, self.on_validation)),
         ]
         digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
         kind = "trial" if self.on_validation else "gauge" if self.gauge else "seed"
@@ -190,8 +187,6 @@ def _data(cell: Cell, settings: Settings) -> Data:
             f"tune is given, but data set {settings.data.name!r} has no validation samples: that "
             "is for data of samples. Leave it out."
         )
-    if cell.held_out == "clients":
-        return without_clients(data, _OF_CLIENTS, settings.seed)[cell.on_validation]
     data = with_validation(data, settings.seed)
     if cell.on_validation:
         clients = [replace(one, test=cast(Samples, one.validation)) for one in data.clients]
@@ -199,7 +194,7 @@ def _data(cell: Cell, settings: Settings) -> Data:
     return data
 
 
-def _measured(problem: Problem, strategy: Any, history: History) -> dict[str, Any]:
+def _measured(problem: Problem, strategy: Any, history: ScoreHistory) -> dict[str, Any]:
     """Return what a run is compared by.
 
     ``models`` has the scores after the last round by kind of model, the first of them the headline,

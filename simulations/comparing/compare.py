@@ -21,7 +21,7 @@ from ..problems.scores import METRICS
 from ..reports import write_text
 from . import cell as cells
 from .cell import Cell
-from .comparison import Comparison
+from .comparison import ComparisonPlan
 from .tuning import Study
 from .workers import Pool, Workers, num_cores, ray_workers
 
@@ -75,7 +75,7 @@ def headline(found: Found) -> Any:
 
 
 def compare(
-    comparison: Comparison,
+    comparison: ComparisonPlan,
     out: Path,
     data_root: Path | None,
     most: int | None,
@@ -86,7 +86,7 @@ def compare(
 
     Parameters
     ----------
-    comparison : Comparison
+    comparison : ComparisonPlan
     out : Path
         The folder; ``cells`` in it has a file for every run.
     data_root : Path or None
@@ -114,7 +114,10 @@ Batch = Generator[list[Cell], list[Found], Outcome]
 
 
 def steps_of(
-    comparison: Comparison, alias: str, data_root: Path | None, point: dict[str, Any] | None = None
+    comparison: ComparisonPlan,
+    alias: str,
+    data_root: Path | None,
+    point: dict[str, Any] | None = None,
 ) -> Batch:
     """Yield the cells that a method needs next, are sent what they found; return the outcome."""
     outcome, seeds = Outcome(alias, point=point or {}), comparison.all_seeds
@@ -126,8 +129,7 @@ def steps_of(
         if gauge:
             raw["training"]["num-rounds"] = _GAUGE
         method = comparison.method_of(alias)
-        held_out = comparison.select if comparison.tune else ""
-        return Cell(alias, method, raw, held_out, trial, data_root, gauge)
+        return Cell(alias, method, raw, bool(comparison.tune), trial, data_root, gauge)
 
     if comparison.work is not None and (names := comparison.lengths_of(alias)):
         found = yield [cell(seeds[0], dict.fromkeys(names, n), gauge=True) for n in (1, 2)]
@@ -170,7 +172,7 @@ def _value(found: Found) -> float | None:
 class _Schedule:
     """Has the methods' cells run side by side, each cell once; a method waits for its own only."""
 
-    def __init__(self, comparison: Comparison, folder: Path, pool: Pool, say: Say) -> None:
+    def __init__(self, comparison: ComparisonPlan, folder: Path, pool: Pool, say: Say) -> None:
         self.comparison, self.folder, self.pool, self.say = comparison, folder, pool, say
         self.runs = ThreadPoolExecutor(pool.most)
         self.lock = Lock()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import tomli_w
 from pydantic import Field, ValidationError, field_validator
@@ -61,7 +61,7 @@ class Space(NamedTuple):
         return cls(kind, low, high)
 
 
-class Comparison(Section):
+class ComparisonPlan(Section):
     """A comparison: a TOML file, or the options of the command line."""
 
     methods: dict[str, dict[str, Any]] = Field(min_length=1)
@@ -81,10 +81,7 @@ class Comparison(Section):
     """Gradients of a client in a round, in passes over its samples: the same for all methods, as
     near as whole epochs or steps allow. Left out, epochs are what the settings say."""
     budget: int = Field(default=20, ge=1)
-    """Trials in which the settings of each method are tuned."""
-    select: Literal["validation", "clients"] = "validation"
-    """What the settings are chosen by: validation samples of the clients that train, or a third of
-    the clients, which only the trials have."""
+    """Trials in which the settings of each method are tuned, by validation samples."""
     sweep: dict[str, list[Any]] = Field(default_factory=dict)
     """Values by setting, each of which is run: ``attack.ratio``, ``fpfc.nu`` of one method or
     ``nu`` of every one that has it; of several settings all combinations."""
@@ -118,7 +115,7 @@ class Comparison(Section):
         """The combinations of what is swept; one that is empty where nothing is."""
         return [dict(zip(self.sweep, at, strict=True)) for at in product(*self.sweep.values())]
 
-    def only(self, aliases: Sequence[str]) -> Comparison:
+    def only(self, aliases: Sequence[str]) -> ComparisonPlan:
         """Return the comparison of some of its methods.
 
         Raises
@@ -250,7 +247,7 @@ def _value(space: Space, at: float) -> float | int:
     return int(at) if space.kind == "int" else at
 
 
-def read(file: Path | None, options: Mapping[str, Any]) -> Comparison:
+def read(file: Path | None, options: Mapping[str, Any]) -> ComparisonPlan:
     """Read a comparison from a file, with options of the command line before what it has.
 
     Raises
@@ -260,9 +257,9 @@ def read(file: Path | None, options: Mapping[str, Any]) -> Comparison:
     """
     raw = {} if file is None else read_toml(file, "comparison")
     try:
-        comparison = Comparison.model_validate({**raw, **options})
+        comparison = ComparisonPlan.model_validate({**raw, **options})
     except ValidationError as error:
         name = "on the command line" if file is None else str(file)
-        raise ValueError(explained(f"comparison {name}", error, Comparison)) from None
+        raise ValueError(explained(f"comparison {name}", error)) from None
     comparison.check()
     return comparison

@@ -25,16 +25,12 @@ from ..reports.plots import Picture, curves
 from ..settings.tables import given
 from . import pages, pictures
 from .compare import COMPARISON, Found, Outcome, headline
-from .comparison import Comparison
+from .comparison import ComparisonPlan
 from .pages import Grid, Image, Part, code
 from .statistics import LEVEL, Mean, mean_of, pairs_of, ranks_of, what_it_can_show
 
 PAGE = "report.html"
 Lines = dict[str, list[tuple[float | str, float]]]
-_CHOSEN_BY = {
-    "validation": "validation samples, which are never trained on,",
-    "clients": "clients that are in no other run, a third",
-}
 _WORK = {
     "gradients": ("Gradients", 1, ",.0f"),
     "passes": ("Passes", 1, ".1f"),
@@ -47,7 +43,9 @@ _WORK = {
 """What a run computed and sent: header, unit and form."""
 
 
-def write_report(comparison: Comparison, outcomes: Sequence[Outcome], out: Path) -> Sequence[str]:
+def write_report(
+    comparison: ComparisonPlan, outcomes: Sequence[Outcome], out: Path
+) -> Sequence[str]:
     """Write the page, the tables and the pictures of a comparison.
 
     Returns
@@ -64,7 +62,7 @@ def write_report(comparison: Comparison, outcomes: Sequence[Outcome], out: Path)
     if run is None:
         failed = next(run["error"] for one in outcomes for run in one.runs)
         raise RuntimeError(f"no cell of the comparison has numbers; the first: {failed}")
-    report = Report(comparison, outcomes, out, run)
+    report = ComparisonReport(comparison, outcomes, out, run)
     title, parts = report.title, report.parts()
     write_text(out / PAGE, pages.as_html(title, parts))
     write_text(out / "report.md", pages.as_markdown(title, parts))
@@ -75,11 +73,11 @@ def write_report(comparison: Comparison, outcomes: Sequence[Outcome], out: Path)
     return [*files, *(part.path.name for part in parts if isinstance(part, Image))]
 
 
-class Report:
+class ComparisonReport:
     """The parts of a report; `run` is any that has numbers."""
 
     def __init__(
-        self, comparison: Comparison, outcomes: Sequence[Outcome], out: Path, run: Found
+        self, comparison: ComparisonPlan, outcomes: Sequence[Outcome], out: Path, run: Found
     ) -> None:
         self.comparison, self.outcomes, self.out, self.run = comparison, outcomes, out, run
         self.metric: Metric = METRICS[run["metric"]]
@@ -185,7 +183,8 @@ class Report:
             spaces = ", ".join(f"{key} in {space}" for key, space in comparison.tune.items())
             text += (
                 f" Tuned: {spaces}; {comparison.budget} trials a method (Optuna, TPE), chosen by "
-                f"{_CHOSEN_BY[comparison.select]} of the data of seed {self.seeds[0]}."
+                "validation samples, which are never trained on, of the data of seed "
+                f"{self.seeds[0]}."
             )
         yield text
 

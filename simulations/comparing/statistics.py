@@ -158,23 +158,14 @@ def smallest_p(seeds: int) -> float:
 def what_it_can_show(seeds: int, methods: int) -> str:
     """Say what this number of seeds can show, and what it cannot."""
     if seeds < 2:
-        return (
-            "One seed shows no spread: the numbers rank nothing. Take 5 seeds or more to see how "
-            "much they move."
-        )
+        return "One seed shows no spread: the numbers rank nothing. Take 5 seeds or more."
     pairs = max(1, methods * (methods - 1) // 2)
-    least = smallest_p(seeds)
-    adjusted = min(1.0, pairs * least)
-    text = f"With {seeds} seeds the smallest p that Wilcoxon's test can have is {least:.3g}"
-    if pairs > 1:
-        text += f", times {pairs} pairs {adjusted:.2g} at Holm's first step"
-    if adjusted > LEVEL:
+    text = f"With {seeds} seeds the smallest p that Wilcoxon's test can have is"
+    text += f" {smallest_p(seeds):.3g}, times {pairs} at Holm's first step."
+    if pairs * smallest_p(seeds) > LEVEL:
         needed = next(n for n in itertools.count(seeds) if pairs * smallest_p(n) <= LEVEL)
-        text += (
-            ", so no pair of methods can differ at the 5 % level, whatever the numbers are; "
-            f"{needed} seeds are needed for that"
-        )
+        text += f" No pair can differ at the 5 % level; {needed} seeds are needed for that."
     return (
-        f"{text}. The seeds draw the partition, the initial model, the clients of each round and "
+        f"{text} The seeds draw the partition, the initial model, the clients of each round and "
         "the batches on one data set: the tests say nothing about other data."
     )

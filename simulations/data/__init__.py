@@ -5,7 +5,7 @@ from .federated import FederatedData as FederatedData
 from .federated import Samples as Samples
 from .federated import with_validation as with_validation
 from .federated import without_clients as without_clients
-from .ratings import RatingsClient as RatingsClient
+from .ratings import ClientRatings as ClientRatings
 from .ratings import RatingsData as RatingsData
 from .registry import DATASETS as DATASETS
 from .registry import Data as Data

@@ -143,9 +143,8 @@ def without_clients(
         chosen[members[: round(share * len(members))]] = True
     if not 0 < chosen.sum() < m:
         raise ValueError(
-            f"The share of clients to hold out (newcomers.share; a third for select = 'clients') "
-            f"is {share:g}, which of the {m} of {data.name!r} is {chosen.sum()}, expected some but "
-            "not all. Take another share, more clients, or hold none out."
+            f"newcomers.share is {share:g}, which of the {m} clients of {data.name!r} is "
+            f"{chosen.sum()}, expected some but not all. Take another share or more clients."
         )
     parts = []
     for which in (~chosen, chosen):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,34 +34,8 @@ def _find(folder: Path, name: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def torchvision_datasets(dataset: str, folder: Path, source: str) -> Any:
-    """Return the module ``torchvision.datasets``, imported only here: few data sets need it.
-
-    Parameters
-    ----------
-    dataset, folder, source : str, Path, str
-        What is to be read or downloaded, its place, and where a person gets it: for the error.
-
-    Raises
-    ------
-    ImportError
-        If torchvision is missing or does not fit the installed torch.
-    """
-    try:
-        from torchvision import datasets
-    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
-        raise ImportError(
-            f"torchvision, which downloads {dataset}, is missing or does not fit torch ({error}): "
-            f"install the torchvision made for your torch (pip install 'fl-admm-strategies[sim]'), "
-            f"or put the files into {folder} ({source})"
-        ) from error
-    return datasets
-
-
 @contextmanager
-def downloading(
-    dataset: Callable[..., Any], root: Path, missing: FileNotFoundError
-) -> Iterator[Path]:
+def downloading(dataset: str, root: Path, missing: FileNotFoundError) -> Iterator[Path]:
     """Download a data set of torchvision's into a folder below `root` that lasts for the block.
 
     What is moved out of it has arrived as a whole, so that no other process reads half a file.
@@ -72,11 +46,13 @@ def downloading(
         As `missing`, with the reason, if the files cannot be downloaded or stored.
     """
     try:
+        from torchvision import datasets  # here: few data sets need it
+
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root) as temporary:
-            dataset(temporary, download=True)
+            getattr(datasets, dataset)(temporary, download=True)
             yield Path(temporary)
-    except (OSError, RuntimeError) as error:
+    except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: built for another torch
         raise FileNotFoundError(f"{missing} (Downloading it failed: {error})") from error
 
 
@@ -85,16 +61,13 @@ def download(dataset: str, root: Path) -> None:
 
     Raises
     ------
-    ImportError
-        If torchvision is missing or does not fit the installed torch.
     FileNotFoundError
         If the files cannot be downloaded or stored.
     """
     folder = root / dataset / "raw"
     first = next((name for name in FILES if _find(folder, name) is None), FILES[0])
     missing = missing_file(folder / f"{first}.gz", SOURCES[dataset])
-    datasets = torchvision_datasets(dataset, folder, SOURCES[dataset])
-    with downloading(getattr(datasets, dataset), root, missing) as temporary:
+    with downloading(dataset, root, missing) as temporary:
         folder.mkdir(parents=True, exist_ok=True)
         for name in FILES:
             found = _find(temporary / dataset / "raw", name)
@@ -114,7 +87,7 @@ def read_images(dataset: str, root: Path) -> dict[str, tuple[npt.NDArray[np.uint
 
     Raises
     ------
-    FileNotFoundError, ImportError
+    FileNotFoundError
         See `download`.
     ValueError
         If a file is damaged, or images and labels do not belong together.
@@ -212,7 +185,7 @@ def images_swap(
 
     Raises
     ------
-    FileNotFoundError, ImportError, ValueError
+    FileNotFoundError, ValueError
         See `read_images`; ValueError also if `samples` is too small for 20 clients.
     """
     parts = read_images(dataset, root)

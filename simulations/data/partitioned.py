@@ -101,7 +101,7 @@ def partitioned(
 
     Raises
     ------
-    FileNotFoundError, ImportError, ValueError
+    FileNotFoundError, ValueError
         If a file is missing or damaged (see the source), or the options leave a client too little.
     """
     if overlap and partition != "hybrid":

@@ -42,7 +42,6 @@ DATASETS: dict[str, Loader] = {
         partitioned, partial(sources.mnist_family, "FashionMNIST"), "fashion-mnist"
     ),
     "cifar10": partial(partitioned, sources.cifar10, "cifar10"),
-    "medical-mnist": partial(partitioned, sources.medical_mnist, "medical-mnist"),
     "uci-har": uci_har,
     **{name: partial(movielens, name) for name in MOVIELENS},
     "synthetic-ratings": synthetic_ratings,

@@ -20,16 +20,12 @@ from PIL import Image
 from torch import Tensor
 
 from .files import missing_file, reading
-from .images import downloading, read_images, torchvision_datasets
+from .images import downloading, read_images
 
 Index = npt.NDArray[np.int64]
 
 CIFAR10_SOURCE = "CIFAR-10 python version: https://www.cs.toronto.edu/~kriz/cifar.html"
 CIFAR10_FOLDER = "cifar-10-batches-py"
-MEDICAL_SOURCE = (
-    "2,000 JPEGs of each class of https://www.kaggle.com/datasets/andrewmvd/medical-mnist, packed "
-    "as in the docstring of simulations.data.sources.read_packed"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +71,7 @@ def mnist_family(dataset: str, seed: int, root: Path) -> Pool:
 
     Raises
     ------
-    FileNotFoundError, ImportError, ValueError
+    FileNotFoundError, ValueError
         See `read_images`.
     """
     parts = read_images(dataset, root).values()
@@ -84,14 +80,13 @@ def mnist_family(dataset: str, seed: int, root: Path) -> Pool:
     return Pool(labels, 10, lambda index: _normalised(images[index], 0.1307, 0.3081))
 
 
-Images = tuple[Index, int, Callable[[Index], npt.NDArray[np.uint8]]]
+def read_packed(
+    path: Path, source: str, shape: tuple[int, ...]
+) -> tuple[Index, Callable[[Index], npt.NDArray[np.uint8]]]:
+    """Open a file of packed JPEGs: labels, and a function that decodes the images of an index.
 
-
-def read_packed(path: Path, source: str, shape: tuple[int, ...]) -> Images:
-    """Open a file of packed JPEGs: labels, number of classes, and a function that decodes.
-
-    The ``.npz`` holds ``data`` (uint8), ``offset`` (n + 1 positions), ``label`` (n) and
-    ``classes`` (names); image i is the JPEG ``data[offset[i]:offset[i + 1]]``.
+    The ``.npz`` holds ``data`` (uint8), ``offset`` (n + 1 positions) and ``label`` (n); image i is
+    the JPEG ``data[offset[i]:offset[i + 1]]``.
 
     Parameters
     ----------
@@ -100,7 +95,7 @@ def read_packed(path: Path, source: str, shape: tuple[int, ...]) -> Images:
     source : str
         Where a person gets it, for the error.
     shape : tuple of int
-        Shape of one image, (height, width) or (height, width, 3).
+        Shape of one image, (height, width, 3).
 
     Raises
     ------
@@ -111,29 +106,21 @@ def read_packed(path: Path, source: str, shape: tuple[int, ...]) -> Images:
     """
     with reading(path, source):
         with np.load(path) as content:
-            data, offset, label, classes = (
-                content[key] for key in ("data", "offset", "label", "classes")
-            )
-        n = len(label)
-        if len(offset) != n + 1 or offset[0] != 0 or (np.diff(offset) < 0).any():
-            raise ValueError(f"offset does not cut data into {n} images")
+            data, offset, label = (content[key] for key in ("data", "offset", "label"))
+        if len(offset) != len(label) + 1 or offset[0] != 0 or (np.diff(offset) < 0).any():
+            raise ValueError(f"offset does not cut data into {len(label)} images")
         if offset[-1] != len(data):
             raise ValueError(f"data has {len(data)} bytes, offset ends at {offset[-1]}")
-        if label.max(initial=0) >= len(classes):
-            raise ValueError(f"label {label.max()} of {len(classes)} classes")
 
     def decode(index: Index) -> npt.NDArray[np.uint8]:
         images = np.empty((len(index), *shape), np.uint8)
         with reading(path, source):
             for image, i in zip(images, index, strict=True):
                 jpeg = io.BytesIO(data[offset[i] : offset[i + 1]])
-                picture = np.asarray(Image.open(jpeg, formats=["JPEG"]))
-                if picture.shape != shape:
-                    raise ValueError(f"image {i} has shape {picture.shape}, expected {shape}")
-                image[...] = picture
+                image[...] = np.asarray(Image.open(jpeg, formats=["JPEG"]))
         return images
 
-    return label.astype(np.int64), len(classes), decode
+    return label.astype(np.int64), decode
 
 
 def cifar10(seed: int, root: Path) -> Pool:
@@ -146,53 +133,34 @@ def cifar10(seed: int, root: Path) -> Pool:
 
     Raises
     ------
-    FileNotFoundError, ImportError, ValueError
+    FileNotFoundError, ValueError
         If the files are missing and cannot be downloaded, or are damaged.
     """
     folder = root / CIFAR10_FOLDER
     packed = root / "cifar10" / "cifar10_jpeg_q75.npz"
     if folder.is_dir() or not packed.is_file():
         stand_in = ""
-        labels, num_classes, decode = _official_cifar10(folder)
+        labels, decode = _official_cifar10(folder)
     else:
         stand_in = "lossy stand-in: JPEG of quality 75"
-        labels, num_classes, decode = read_packed(packed, CIFAR10_SOURCE, (32, 32, 3))
+        labels, decode = read_packed(packed, CIFAR10_SOURCE, (32, 32, 3))
 
     def read(index: Index) -> Tensor:
         return _normalised(np.ascontiguousarray(decode(index).transpose(0, 3, 1, 2)), 0.5, 0.5)
 
-    return Pool(labels, num_classes, read, stand_in=stand_in)
+    return Pool(labels, 10, read, stand_in=stand_in)
 
 
-def _official_cifar10(folder: Path) -> Images:
-    datasets = torchvision_datasets("CIFAR10", folder, CIFAR10_SOURCE)
+def _official_cifar10(folder: Path) -> tuple[Index, Callable[[Index], npt.NDArray[np.uint8]]]:
     if not folder.is_dir():
         missing = missing_file(folder / "data_batch_1", CIFAR10_SOURCE)
-        with downloading(datasets.CIFAR10, folder.parent, missing) as temporary:
+        with downloading("CIFAR10", folder.parent, missing) as temporary:
             if not folder.is_dir():
                 (temporary / CIFAR10_FOLDER).replace(folder)
+    from torchvision import datasets
+
     with reading(folder, CIFAR10_SOURCE):
         parts = [datasets.CIFAR10(folder.parent, train=train) for train in (True, False)]
     pixels = np.concatenate([part.data for part in parts])
     labels = np.concatenate([np.asarray(part.targets, np.int64) for part in parts])
-    return labels, 10, lambda index: pixels[index]
-
-
-def medical_mnist(seed: int, root: Path) -> Pool:
-    """2,000 images of each of Medical MNIST's 6 classes, a subset of the 58,954, mean and std 0.3.
-
-    Reads ``root/medical-mnist/medical_mnist_12k_jpeg.npz``. The grey images are read as RGB, as by
-    the authors: shape (3, 64, 64), the three channels being one in memory.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        See `read_packed`.
-    """
-    path = root / "medical-mnist" / "medical_mnist_12k_jpeg.npz"
-    labels, num_classes, decode = read_packed(path, MEDICAL_SOURCE, (64, 64))
-
-    def read(index: Index) -> Tensor:
-        return _normalised(decode(index)[:, None], 0.3, 0.3).expand(-1, 3, -1, -1)
-
-    return Pool(labels, num_classes, read, stand_in="12,000 of the 58,954 images")
+    return labels, lambda index: pixels[index]

@@ -5,20 +5,19 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import Field, ValidationError, create_model
 
-from fl_admm_strategies.runtime.common.settings import RENAMED, parameters_of
+from fl_admm_strategies.runtime.common.settings import parameters_of
 
 from .. import methods
 from ..data import kind_of
 from ..problems import problem_of
 from ..reports import report_of
-from ..settings.constructor import Built
-from ..settings.section import UNDOCUMENTED, Section
+from ..settings.section import UNDOCUMENTED, SettingError
 from ..settings.tables import Baselines, Settings
-from ..settings.wording import hint, unknown
+from ..settings.wording import unknown
 from .catalogue import read_experiment
 
 
@@ -75,7 +74,7 @@ def checked(raw: dict[str, Any], experiment: str) -> Settings:
     try:
         settings = kind.model_validate(raw)
     except ValidationError as error:
-        raise ValueError(explained(f"experiment {experiment!r}", error, kind)) from None
+        raise ValueError(explained(f"experiment {experiment!r}", error)) from None
     _check(settings)
     return settings
 
@@ -228,73 +227,19 @@ def _check(settings: Settings) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def explained(what: str, error: ValidationError, kind: type[Section]) -> str:
+def explained(what: str, error: ValidationError) -> str:
     """Return what is wrong with the tables of a file, one mistake a line."""
     lines = [f"The settings of {what} are not usable:"]
     for mistake in error.errors():
-        key = ".".join(str(part) for part in mistake["loc"] if not _is_tag(part))
-        if mistake["type"] == "extra_forbidden":
-            lines.append(f"  {key}: {_meant(kind, mistake['loc'])}")
-        elif mistake["type"] == "missing":
+        # Without the tags of tables among others, which are no keys.
+        key = ".".join(str(part) for part in mistake["loc"] if not str(part).startswith("<"))
+        if mistake["type"] == "missing":
             lines.append(f"  {key}: is missing")
         elif mistake["type"] == "value_error":
-            lines.append(f"  {_placed(key, str(mistake['ctx']['error']), kind, mistake['loc'])}")
+            sentence = mistake["ctx"]["error"]
+            separator = "." if isinstance(sentence, SettingError) else ": "
+            lines.append("  " + f"{key}{separator}{sentence}".lstrip(".: "))
         else:
-            expected = mistake["msg"].removeprefix("Input should be ")
-            expected = expected.replace("a valid integer", "an integer").replace("a valid", "a")
+            expected = mistake["msg"].removeprefix("Input should be ").removeprefix("a valid ")
             lines.append(f"  {key} is {mistake['input']!r}, expected {expected}.")
     return "\n".join(lines)
-
-
-def _is_tag(part: object) -> bool:
-    """Return whether a part of a place is the tag of a table among others, no key."""
-    return isinstance(part, str) and part.startswith("<") and part.endswith(">")
-
-
-def _placed(key: str, sentence: str, kind: type[Section], loc: Sequence[int | str]) -> str:
-    """Return a constructor's sentence with the dotted key in the place of its parameter."""
-    table = _table_at(kind, loc)
-    first, _, rest = sentence.partition(" ")
-    if table is not None and first in table.model_fields:
-        return f"{key}.{table.model_fields[first].alias} {rest}"
-    return f"{key}: {sentence}"
-
-
-def _meant(kind: type[Section], loc: Sequence[int | str]) -> str:
-    """Return what a key that does not exist may have meant, or why it cannot be set there."""
-    table, given = _table_at(kind, loc[:-1]), str(loc[-1])
-    if table is None:
-        return "there is no such setting."
-    known, name = [*_keys(table)], given.replace("-", "_")
-    if not issubclass(table, Built):
-        return f"there is no such setting.{hint(given, known)}"
-    name = RENAMED.get(name, name)  # as other libraries call it
-    if why := table.withheld.get(name):
-        return f"cannot be set here. {why}"
-    return f"is not a parameter of {table.builds.__name__}.{hint(name.replace('_', '-'), known)}"
-
-
-def _table_at(kind: type[Section], loc: Sequence[int | str]) -> type[Section] | None:
-    """Return the table at a place, None where that is none of ours."""
-    inner: list[type[Section]] = [kind]
-    for part in loc:
-        if _is_tag(part):
-            inner = [table for table in inner if getattr(table, "tag", "") == part]
-        elif inner:
-            found = next((f for f in inner[0].model_fields.values() if f.alias == part), None)
-            inner = [] if found is None else _tables_in(found.annotation)
-    return inner[0] if inner else None
-
-
-def _keys(table: type[Section]) -> Iterator[str]:
-    """Yield the keys of a table, and those of the tables in it with a dot."""
-    for found in table.model_fields.values():
-        yield str(found.alias)
-        inner = [key for one in _tables_in(found.annotation) for key in _keys(one)]
-        yield from dict.fromkeys(f"{found.alias}.{key}" for key in inner)
-
-
-def _tables_in(annotation: Any) -> list[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return [annotation]
-    return [table for part in get_args(annotation) for table in _tables_in(part)]

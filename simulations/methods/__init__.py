@@ -1,7 +1,7 @@
 """Methods: found by name, their settings derived from their constructors, built and run."""
 
 from .federation import Federation as Federation
-from .federation import History as History
+from .federation import ScoreHistory as ScoreHistory
 from .federation import grid_of as grid_of
 from .federation import run_here as run_here
 from .federation import run_method as run_method

@@ -113,7 +113,7 @@ class Federation:
 
 
 @dataclass(frozen=True)
-class History:
+class ScoreHistory:
     """What the models of a method scored.
 
     Attributes
@@ -145,7 +145,7 @@ def run_method(
     num_rounds: int,
     title: str | None = None,
     **options: Any,
-) -> History:
+) -> ScoreHistory:
     """Run a method on a grid; return what its models scored, round by round.
 
     Parameters
@@ -171,7 +171,7 @@ def run_method(
     }
     if rounds:
         rounds[max(rounds)] = finished(problem, strategy, rounds, arrays)
-    return History(title or strategy.title, rounds, strategy.form)
+    return ScoreHistory(title or strategy.title, rounds, strategy.form)
 
 
 def run_here(
@@ -182,7 +182,7 @@ def run_here(
     num_rounds: int,
     around: Callable[[ClientApp], Any] = lambda app: app,
     **options: Any,
-) -> History:
+) -> ScoreHistory:
     """Run a method in this process, whatever engine its experiment has; see `run_method`.
 
     It starts from what its federation does, and is evaluated as often as its settings say, unless

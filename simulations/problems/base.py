@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from ..attacks import LABELS, Attack
 from ..settings.section import Section
 from ..settings.tables import Settings
-from .scores import Metric, ModelScores, Score, column_means, score
+from .scores import Metric, ModelScores, ScoreSummary, column_means, score
 
 Metrics = Mapping[str, float]
 
@@ -102,7 +102,7 @@ class Problem(ABC):
         """The number of clients m."""
         return len(self.data.clients)
 
-    def score_of(self, kind: str, clients: Mapping[int, Metrics]) -> Score | None:
+    def score_of(self, kind: str, clients: Mapping[int, Metrics]) -> ScoreSummary | None:
         """Return the metric of a kind of model in one evaluation; None where nobody has it.
 
         Clients report ``KIND-METRIC``.

@@ -17,7 +17,7 @@ from ..data import RatingsData
 from ..settings.section import Section
 from ..settings.tables import Settings
 from .base import Metrics, Problem
-from .scores import METRICS, Metric, ModelScores, Score
+from .scores import METRICS, Metric, ModelScores, ScoreSummary
 
 RANK_AT = 10
 """Length of the lists that are ranked."""
@@ -112,4 +112,4 @@ class FactorProblem(Problem):
             total = math.fsum(reported["squared-error"] for reported in clients.values())
             count = math.fsum(reported["test-ratings"] for reported in clients.values())
             value = math.sqrt(total / count)
-        return ModelScores({next(iter(kinds.values())): Score(mean=value)})
+        return ModelScores({next(iter(kinds.values())): ScoreSummary(mean=value)})

@@ -16,7 +16,7 @@ from clients.toolkit.solving.curvature import DataLoss
 from ..data import TabularData
 from ..settings.tables import Settings
 from .base import Metrics, Problem
-from .scores import METRICS, Metric, Score
+from .scores import METRICS, Metric, ScoreSummary
 
 
 class LinearProblem(Problem):
@@ -56,8 +56,8 @@ class LinearProblem(Problem):
         """The objective."""
         return METRICS["objective"]
 
-    def score_of(self, kind: str, clients: Mapping[int, Metrics]) -> Score | None:
+    def score_of(self, kind: str, clients: Mapping[int, Metrics]) -> ScoreSummary | None:
         """Return f(x), the mean of the clients' f_i(x)."""
         key = f"{kind}-loss"
         values = [reported[key] for reported in clients.values() if key in reported]
-        return Score(mean=float(np.mean(values))) if values else None
+        return ScoreSummary(mean=float(np.mean(values))) if values else None

@@ -40,7 +40,6 @@ class _LinearRegression(nn.Linear):
 _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "cnn": ((1, 28, 28),),
     "cnn-cifar": ((3, 32, 32),),
-    "cnn-medical": ((1, 64, 64), (3, 64, 64)),
     "har": ((9, 128), (6, 128)),
 }
 
@@ -107,30 +106,6 @@ def _cnn_cifar(shape: tuple[int, ...], classes: int) -> nn.Module:
         fc1=nn.Linear(32 * 8 * 8, 128),
         relu3=nn.ReLU(),
         fc2=nn.Linear(128, classes),
-    )
-
-
-class _ThreeChannels(nn.Module):
-    """Repeat a grey image in three channels; an image of three stays as it is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.expand(-1, 3, -1, -1)
-
-
-def _cnn_medical(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """FLAME's CNN1 for Medical MNIST (docs/methods/flame-notes.md, P12): 206,678 parameters.
-
-    The images are grey, but the authors' code reads them as RGB: hence three equal channels.
-    """
-    return _named(
-        channels=_ThreeChannels(),
-        **_convolutions(nn.Conv2d(3, 32, kernel_size=3), nn.Conv2d(32, 16, kernel_size=3)),
-        flatten=nn.Flatten(),
-        # In front of the hidden layer, where the code has it, not of the output.
-        dropout=nn.Dropout(0.2),
-        fc1=nn.Linear(16 * 14 * 14, 64),
-        relu3=nn.ReLU(),
-        fc2=nn.Linear(64, classes),
     )
 
 
@@ -201,7 +176,6 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "mlr": _mlr,
     "mlp": _mlp,
     "cnn-cifar": _cnn_cifar,
-    "cnn-medical": _cnn_medical,
     "har": _har,
 }
 """Of the shape of one input and the number of classes."""
@@ -237,7 +211,7 @@ def build(name: str, data: FederatedData) -> nn.Module:
         - 'softmax', 'mlr': softmax regression (logits) of vectors, and of inputs of any shape;
         - 'linear': linear regression of vectors;
         - 'mlp': two hidden layers, inputs of any shape;
-        - 'cnn', 'cnn-cifar', 'cnn-medical': images; FPFC clusters ``head`` of 'cnn';
+        - 'cnn', 'cnn-cifar': images; FPFC clusters ``head`` of 'cnn';
         - 'har': windows of an accelerometer and a gyroscope.
     data : FederatedData
         Gives the shapes.

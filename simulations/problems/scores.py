@@ -108,7 +108,7 @@ METRICS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
+class ScoreSummary:
     """A metric over the clients, one value each.
 
     Attributes
@@ -136,13 +136,13 @@ class ModelScores:
 
     Attributes
     ----------
-    models : mapping of str to Score
+    models : mapping of str to ScoreSummary
         The metric of every kind, by its title.
     cells : mapping of str to mapping of str to (float or None)
         Further columns of its row: a key of `COLUMNS`, shares in percent.
     """
 
-    models: Mapping[str, Score]
+    models: Mapping[str, ScoreSummary]
     cells: Mapping[str, Mapping[str, float | None]] = dataclasses.field(default_factory=dict)
 
 
@@ -177,7 +177,7 @@ COLUMNS = {
 }
 
 
-def score(values: ArrayLike, metric: Metric) -> Score:
+def score(values: ArrayLike, metric: Metric) -> ScoreSummary:
     """Summarise one value per client.
 
     Parameters
@@ -190,7 +190,7 @@ def score(values: ArrayLike, metric: Metric) -> Score:
 
     Returns
     -------
-    Score
+    ScoreSummary
         Mean and spread over the clients, and the means of the worst and the best tenth.
 
     Raises
@@ -206,7 +206,7 @@ def score(values: ArrayLike, metric: Metric) -> Score:
     finite = np.where(np.isfinite(array), array, np.nan)
     from_best = sign * np.sort(sign * finite)
     tenth = math.ceil(len(array) / 10)
-    return Score(
+    return ScoreSummary(
         mean=float(finite.mean()),
         std=float(finite.std()),
         worst=float(from_best[-tenth:].mean()),

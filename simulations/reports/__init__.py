@@ -9,7 +9,7 @@ from . import plots as plots
 from .async_fpfc import AsyncFPFCReport
 from .base import Finished as Finished
 from .base import MethodReport as MethodReport
-from .base import Report as Report
+from .base import ReportContent as ReportContent
 from .fedgia import FedGiAReport
 from .files import as_json as as_json
 from .files import write_result as write_result

@@ -15,7 +15,7 @@ from ..methods import run_here
 from ..problems.scores import ModelScores
 from ..settings.tables import ReportSettings
 from . import plots
-from .base import Finished, Report
+from .base import Finished, ReportContent
 from .fpfc import FPFCReport
 
 
@@ -36,7 +36,7 @@ class AsyncFPFCReport(FPFCReport):
 
     settings: ClassVar[type[ReportSettings]] = AsyncFPFCReportSettings
 
-    def report(self, run: Finished) -> Report:
+    def report(self, run: Finished) -> ReportContent:
         """Report what FPFC's does, how stale replies were, and what waiting for them costs."""
         base = super().report(run)
         runs, clock = {run.strategy.title: _own(run)}, run.strategy.clock[run.strategy.last_round]

@@ -81,7 +81,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportContent:
     """What a method adds to the report of its run. All of it may be empty.
 
     Attributes
@@ -136,7 +136,7 @@ class MethodReport:
         """Return when the run ends early. None: never."""
         return None
 
-    def report(self, run: Finished) -> Report:
+    def report(self, run: Finished) -> ReportContent:
         """Say what the metric's table and curves do not; write files of one's own."""
         metric = run.problem.metric
         rounds = len(run.strategy.train_metrics)
@@ -150,4 +150,4 @@ class MethodReport:
             (", ".join(found), "bold"),
             ".",
         )
-        return Report(body=(text,))
+        return ReportContent(body=(text,))

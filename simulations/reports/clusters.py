@@ -1,44 +1,32 @@
 """How the clusters that a run found are judged: Num, ARI, the cost, and whether lambda holds them.
 
-These are the figures of FPFC (Yu et al., arXiv:2211.04218, section 6 and table 1). Everything here
-takes plain numbers and arrays.
+These are the figures of FPFC (Yu et al., arXiv:2211.04218, section 6 and table 1).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
+from fl_admm_strategies.algorithms.fpfc.diagnostics import FPFCDiagnostics
 from fl_admm_strategies.algorithms.fpfc.path import PathTaken
-from fl_admm_strategies.maths.clustering import clusters, fusion_bound
+from fl_admm_strategies.maths.clustering import clusters
 
 from ..problems.scores import rand_index
-from .table import small_table
-
-Verdict = Literal["holds", "open", "too small"]
-_WORDS: dict[Verdict, str] = {"holds": "holds", "open": "open", "too small": "λ too small"}
-
-# More clusters than this scroll the part that matters off the screen.
-_MOST_CLUSTER_ROWS = 12
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ClusteringRow:
     """The clusters found at one threshold.
 
     Attributes
     ----------
     nu : float
-        Threshold nu: two clients belong together where ||theta_ij|| <= ν.
+        Threshold nu: two clients belong together where ||theta_ij|| <= nu.
     num : int
         Number of clusters found, the papers' Num.
     ari : float or None
@@ -48,33 +36,6 @@ class ClusteringRow:
     nu: float
     num: int
     ari: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class ClusterCondition:
-    """Whether lambda is large enough to hold a found cluster at one common model.
-
-    Attributes
-    ----------
-    size : int
-        Number of clients |G_l|.
-    largest_gradient : float
-        max_i ||grad f_i(alpha_l)|| over the clients of the cluster, alpha_l being the cluster's
-        model.
-    allowed : float
-        lambda (|G_l| - 1)/m, the most that the other members can hold against.
-    lam_needed : float
-        The smallest lambda that would do at these gradients; NaN for a client alone.
-    verdict : {"holds", "open", "too small"}
-        "holds" where ``largest_gradient <= allowed``; a client alone has nothing to hold. "open"
-        where the state of the run explains what is above, "too small" lambda otherwise.
-    """
-
-    size: int
-    largest_gradient: float
-    allowed: float
-    lam_needed: float
-    verdict: Verdict
 
 
 def clustering_at(
@@ -120,149 +81,33 @@ def communication_cost(num_clients: int, dim: int, active_per_round: Sequence[in
     return (num_clients + 2 * sum(active_per_round)) * dim
 
 
-def cluster_conditions(
-    labels: ArrayLike, gradient_norms: ArrayLike, lam: float, slack: float = 0.0
-) -> list[ClusterCondition]:
-    """Check, for every found cluster, whether lambda can hold it together.
+def render_trust(found: FPFCDiagnostics, clustering: Sequence[ClusteringRow]) -> Text:
+    """Say whether the found clusters depend on nu, whether lambda holds them, and what is left.
 
-    A cluster G_l that is fused at alpha_l, with all other clusters beyond a lambda, is a stationary
-    point only if ||grad f_i(alpha_l)|| <= lambda (|G_l| - 1)/m for all its clients
-    (`fusion_bound`).
-
-    Parameters
-    ----------
-    labels : array_like of int, shape (m,)
-        Found cluster of each client, 0..L-1.
-    gradient_norms : array_like of shape (m,)
-        ||grad f_i(alpha_l)|| of each client at the model of its found cluster.
-    lam : float
-        Regularisation lambda of the run.
-    slack : float
-        What a gradient may be above the bound for reasons of the run's state: how far the models
-        are from a stationary point; infinity where clusters still pull on each other.
-
-    Returns
-    -------
-    list of ClusterCondition
-        Largest cluster first, ties in the order of the labels.
+    A cluster G_l that is fused at alpha_l is a stationary point only if
+    ||grad f_i(alpha_l)|| <= lambda (|G_l| - 1)/m for all its clients (`fusion_bound`).
     """
-    bounds = fusion_bound(labels, lam)
-    found, norms = np.asarray(labels), np.asarray(gradient_norms, dtype=np.float64)
-    checks = []
-    for label, allowed in enumerate(bounds):
-        members = norms[found == label]
-        others, largest = len(members) - 1, float(members.max())
-        above = largest - float(allowed) if others else 0.0
-        verdict: Verdict = "holds" if above <= 0 else "open" if above <= slack else "too small"
-        checks.append(
-            ClusterCondition(
-                size=len(members),
-                largest_gradient=largest,
-                allowed=float(allowed),
-                lam_needed=largest * len(found) / others if others else math.nan,
-                verdict=verdict,
-            )
-        )
-    # Stable, and `clusters` labels by first client: the pictures number the clusters alike.
-    return sorted(checks, key=lambda check: -check.size)
-
-
-def diagnostics_table(
-    labels: ArrayLike,
-    gradient_norms: ArrayLike,
-    *,
-    lam: float,
-    stationarity: float,
-    consensus: float,
-    apart: bool,
-    clustering: Sequence[ClusteringRow],
-) -> Group:
-    """Lay out whether the clusters of an FPFC run can be trusted, and say it in plain sentences.
-
-    Parameters
-    ----------
-    labels : array_like of int, shape (m,)
-        Found cluster of each client, 0..L-1.
-    gradient_norms : array_like of shape (m,)
-        ||grad f_i(alpha_l)|| of each client at the model of its found cluster.
-    lam : float
-        Regularisation lambda of the run.
-    stationarity : float
-        KKT residual max_i ||grad f_i(omega_i) + (1/m) sum_j v_ij||.
-    consensus : float
-        KKT residual max_ij ||omega_i - omega_j - theta_ij||.
-    apart : bool
-        Whether the clusters are so far from each other that they do not pull on each other.
-    clustering : Sequence[ClusteringRow]
-        Clusters found at several thresholds.
-
-    Returns
-    -------
-    rich.console.Group
-        A table and the sentences; fits a terminal of 80 columns.
-    """
-    slack = stationarity if apart else math.inf
-    checks = cluster_conditions(labels, gradient_norms, lam, slack)
-    return Group(
-        _conditions_table(checks),
-        Text("\n".join(_sentences(checks, lam, stationarity, consensus, clustering))),
-    )
-
-
-def _conditions_table(checks: Sequence[ClusterCondition]) -> Table:
-    headers = ("Clients", "Pull, max\n‖∇f_i(α)‖", "Hold\nλ(|G|-1)/m", "λ\nneeded")
-    table = small_table("Is λ large enough for each found cluster?", "Cluster", *headers)
-    table.add_column("Verdict")
-    groups = [check for check in checks if check.size > 1]
-    for k, check in enumerate(groups[:_MOST_CLUSTER_ROWS]):
-        numbers = (check.largest_gradient, check.allowed, check.lam_needed)
-        verdict = Text(
-            _WORDS[check.verdict], style="green" if check.verdict == "holds" else "yellow"
-        )
-        table.add_row(str(k + 1), str(check.size), *(f"{n:.3g}" for n in numbers), verdict)
-    if rest := groups[_MOST_CLUSTER_ROWS:]:
-        counts = Counter(_WORDS[check.verdict] for check in rest if check.verdict != "holds")
-        words = ", ".join(f"{word} for {count} of them" for word, count in counts.items())
-        clients = sum(check.size for check in rest)
-        table.add_row(f"{len(rest)} more", str(clients), "", "", "", words or "holds for all")
-    if alone := len(checks) - len(groups):
-        table.add_row("alone", str(alone), "", "", "", Text("nothing to hold", style="dim"))
-    return table
-
-
-def _sentences(
-    checks: Sequence[ClusterCondition],
-    lam: float,
-    stationarity: float,
-    consensus: float,
-    clustering: Sequence[ClusteringRow],
-) -> list[str]:
-    counts = sorted({row.num for row in clustering})
     tested = ", ".join(f"{row.num} at ν={row.nu:.3g}" for row in clustering)
-    sentences = []
-    if len(counts) == 1:
-        sentences.append(f"• The number of clusters does not depend on the threshold: {tested}.")
-    elif counts:
+    sentences = [f"• Clusters by threshold: {tested}."]
+    if len({row.num for row in clustering}) > 1:
+        sentences[0] += " They depend on it: train longer or try another λ."
+    sizes = np.bincount(found.labels)
+    pull = np.zeros(len(sizes))
+    np.fmax.at(pull, found.labels, found.gradient_norms)
+    groups = sizes > 1
+    if not groups.any():
+        sentences.append("• Every client is alone. If there are groups, try a larger λ.")
+    elif not (held := pull[groups] <= found.fusion_bounds[groups]).all():
         sentences.append(
-            f"• The number of clusters depends on the threshold ({tested}): the groups are not "
-            "clearly apart, or not yet together. Train longer or try another λ."
-        )
-    if any(check.verdict == "open" for check in checks):
-        sentences.append(
-            "• Open: the run is too far from an exact solution to say. Train longer; if the "
-            "clusters stay so close that they pull on each other, λ is too large."
-        )
-    if all(check.size == 1 for check in checks):
-        sentences.append(
-            f"• Every client is alone: at λ={lam:.3g} no two models were fused. If "
-            "there are groups, try a larger λ."
+            f"• λ holds {held.sum()} of {len(held)} clusters at these models. Train longer, or try "
+            "a larger λ."
         )
     sentences.append(
-        f"• Distance from an exact solution: {stationarity:.2g} (each client's gradient against "
-        f"its duals) and {consensus:.2g} (differences against θ). Both go to 0 in a run that has "
-        "converged; while they are large the clusters may still change."
+        f"• Distance from an exact solution: {found.stationarity:.2g} (each client's gradient "
+        f"against its duals) and {found.primal_residual:.2g} (differences against θ). Both go to 0 "
+        "in a run that has converged."
     )
-    return sentences
+    return Text("\n".join(sentences))
 
 
 def render_path(path: PathTaken, metric: str) -> Text:

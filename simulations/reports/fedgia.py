@@ -15,7 +15,7 @@ from ..data import TabularData
 from ..problems import LinearProblem, Problem
 from ..settings.tables import ReportSettings, Settings
 from . import plots
-from .base import Finished, MethodReport, Report
+from .base import Finished, MethodReport, ReportContent
 
 
 class FedGiAReportSettings(ReportSettings):
@@ -46,7 +46,7 @@ class FedGiAReport(MethodReport):
         rule: StopRule = strategy.gradient_tolerance(_own(problem.settings).tolerance)
         return rule
 
-    def report(self, run: Finished) -> Report:
+    def report(self, run: Finished) -> ReportContent:
         """Report CR and time beside the paper's, and draw how the gradient vanishes."""
         asked, strategy = _own(run.settings), run.strategy
         state, bound = strategy.state, run.problem.data.num_features * asked.tolerance
@@ -66,7 +66,7 @@ class FedGiAReport(MethodReport):
             advice = "give it more training.num-rounds, or a larger algorithm.t if f grows."
             body.append(Text(f"FedGiA did not get there: {advice}", style="bold red"))
         (kind,) = strategy.kinds.values()
-        return Report(
+        return ReportContent(
             cells={kind: {"cr": rounds, "time": run.seconds}},
             legend=(
                 "CR: rounds of local work until ‖∇f‖² ≤ n·"

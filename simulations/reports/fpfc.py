@@ -11,14 +11,13 @@ from rich.text import Text
 
 from fl_admm_strategies import LambdaPath
 from fl_admm_strategies.algorithms.fpfc.diagnostics import FPFCDiagnostics
-from fl_admm_strategies.algorithms.fpfc.search import FoundGroups
 from fl_admm_strategies.runtime.callbacks import StopRule
 
 from ..methods.measures import bytes_of_number
 from ..problems import Problem
 from . import plots
-from .base import Finished, MethodReport, Report
-from .clusters import clustering_at, communication_cost, diagnostics_table, render_path
+from .base import Finished, MethodReport, ReportContent
+from .clusters import clustering_at, communication_cost, render_path, render_trust
 
 
 class FPFCReport(MethodReport):
@@ -32,7 +31,7 @@ class FPFCReport(MethodReport):
             return None
         return lambda server_round, metrics: bool(strategy.state.source.is_settled)
 
-    def report(self, run: Finished) -> Report:
+    def report(self, run: Finished) -> ReportContent:
         """Report the clusters: how many, which, and whether lambda and nu can be trusted."""
         data, strategy = run.problem.data, run.strategy
         found = strategy.diagnostics()
@@ -53,7 +52,7 @@ class FPFCReport(MethodReport):
         cost = _cost(run, found)
         _draw(run, honest, labels, true)
         at_own_nu = clustering_at(found.nu, theta_norms, true)
-        return Report(
+        return ReportContent(
             cells={
                 **{title: {"cost": cost} for title in strategy.kinds.values()},
                 **{f"clusters at {where}": {"num": row.num, "ari": row.ari} for where, row in rows},
@@ -64,15 +63,7 @@ class FPFCReport(MethodReport):
                 + (f", the shared block of {shared:,} included." if shared else "."),
             ),
             body=(
-                diagnostics_table(
-                    labels,
-                    found.gradient_norms[honest],
-                    lam=strategy.state.source.lam_inside,
-                    stationarity=found.stationarity,
-                    consensus=found.primal_residual,
-                    apart=_apart(strategy.penalty_in_use, labels, theta_norms),
-                    clustering=clustering,
-                ),
+                render_trust(found, clustering),
                 *_render_search(run, found),
                 *([render_path(found.path, strategy.penalty.monitor)] if found.path else []),
                 _summary(run, at_own_nu.num, at_own_nu.ari),
@@ -115,12 +106,6 @@ def _summary(run: Finished, num: int, ari: float | None) -> Text:
     )
 
 
-def _apart(penalty: Any, labels: NDArray[Any], theta_norms: NDArray[Any]) -> bool:
-    """Return whether no two clusters pull on each other: the penalty is flat at their distance."""
-    between = theta_norms[labels[:, None] != labels[None, :]]
-    return not between.size or not penalty.derivative(between.min())
-
-
 def _cost(run: Finished, found: FPFCDiagnostics) -> int:
     """Return how many numbers the run sent, both ways."""
     strategy = run.strategy
@@ -161,27 +146,9 @@ def _render_search(run: Finished, found: FPFCDiagnostics) -> list[Text]:
     return [
         Text(
             f"Groups tried in rounds 1 to {search.last_round}, with the mean {loss}: {tried}. "
-            f"{_render_regime(found, search)} The search sent "
-            f"{_numbers_sent(run, search.last_round):,} numbers."
+            f"The search sent {_numbers_sent(run, search.last_round):,} numbers."
         )
     ]
-
-
-def _render_regime(found: FPFCDiagnostics, search: FoundGroups) -> str:
-    """Say how the groups were trained."""
-    if not search.fused_from:
-        return "Every group trained one model to the end; there were no pairs."
-    return (
-        f"Every group trained one model until round {search.fused_from}. Then came FPFC's own "
-        f"rounds, with λ={found.lam:.3g} between groups and {search.lam_inside:.3g} inside, which "
-        "holds them."
-        + (
-            f" They raised the losses, so after round {search.fused_until} every group trained one "
-            "model again."
-            if search.fused_until
-            else ""
-        )
-    )
 
 
 def _draw(

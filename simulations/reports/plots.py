@@ -38,7 +38,7 @@ _STYLE: dict[Any, Any] = {
     **{"axes.grid": True, "axes.grid.axis": "y", "grid.color": "#E6E6E6"},
     **{"axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False},
 }
-_OTHER_COLOUR, _OTHER_MARKER = "#BDBDBD", "*"
+_OTHERS = "others"
 
 MOST_DRAWN = 1_000
 """Clients in a picture that has a place for each: there are no more pixels for them."""
@@ -65,42 +65,20 @@ class Picture:
     setting: str = ""
     pdf: bool = False
 
-    def figure(self, inches: tuple[float, float]) -> Figure:
-        """Return a figure with title and setting, and the room below them for axes."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-        width, height = inches
-        engine = ConstrainedLayoutEngine()
-        figure = Figure(figsize=inches, dpi=DPI, layout=engine)
-        FigureCanvasAgg(figure)
-        top = 0.07
-        for text, size, wrap, (colour, weight) in (
-            (self.title, 13.0, 68, ("black", "bold")),
-            (self.setting, 8.5, 115, (GREY, "normal")),
-        ):
-            if lines := textwrap.wrap(text, int(wrap * width / 8), break_on_hyphens=False):
-                figure.text(
-                    0.15 / width,
-                    1 - top / height,
-                    "\n".join(lines),
-                    fontsize=size,
-                    color=colour,
-                    fontweight=weight,
-                    verticalalignment="top",
-                )
-                top += len(lines) * size * 1.25 / 72 + 0.03
-        engine.set(rect=(0, 0, 1, 1 - top / height))
-        return figure
-
-    def axes(self, inches: tuple[float, float]) -> tuple[Figure, Axes]:
-        """Return a figure with axes for curves."""
+    def axes(self, inches: tuple[float, float], hint: str = "") -> tuple[Figure, Axes]:
+        """Return a figure with axes, above which stand title, setting and how they are read."""
         import matplotlib
+        from matplotlib.figure import Figure
 
         with matplotlib.rc_context(_STYLE):
-            figure = self.figure(inches)
-            return figure, figure.subplots()
+            figure = Figure(figsize=inches, dpi=DPI, layout="constrained")
+            axes = figure.subplots()
+        title = textwrap.fill(self.title, 68)
+        figure.suptitle(title, x=0.02, horizontalalignment="left", fontweight="bold")
+        lines = [textwrap.fill(self.setting, 100, break_on_hyphens=False), hint]
+        above = "\n".join(line for line in lines if line)
+        axes.set_title(above, fontsize=8.5, color=GREY, loc="left")
+        return figure, axes
 
     def save(self, figure: Figure) -> None:
         """Write the file or the files."""
@@ -164,8 +142,8 @@ def curves(
             "the run, and look for a diverged model if every value is NaN or infinite."
         )
     names, places = frame["name"].unique(), frame[xlabel].unique()
-    looks = {name: (LINES[k % len(LINES)], _MARKERS[k % 7]) for k, name in enumerate(names)}
-    # The headline can be seen below a line on top of it.
+    markers = {name: _MARKERS[k % len(_MARKERS)] for k, name in enumerate(names)}
+    # The main metric can be seen below a line on top of it.
     widths = {name: 1.2 if name in compared else 1.8 for name in names}
     if len(names) > 1:
         widths[names[0]] = 3.5
@@ -173,9 +151,9 @@ def curves(
     sns.lineplot(
         frame,
         **{"x": xlabel, "y": ylabel, "hue": "name", "style": "name", "size": "name"},
-        palette={name: colour for name, (colour, _) in looks.items()},
+        palette={name: LINES[k % len(LINES)] for k, name in enumerate(names)},
         # A lone point draws no line, and a few points should be seen as what they are.
-        markers={name: mark for name, (_, mark) in looks.items()} if len(places) <= 25 else False,
+        markers=markers if len(places) <= 25 else False,
         dashes={name: (4, 2) if name in compared else "" for name in names},
         sizes=widths,
         errorbar="sd",
@@ -195,24 +173,16 @@ def curves(
 
 
 def legend_below(figure: Figure, axes: Any) -> None:
-    """Put the legend that axes have under them, in as many columns as fit the width of the picture.
-
-    The picture grows by what the legend has beyond eight rows, so that the axes stay as they are.
-    """
+    """Put the legend that axes have under them; the picture grows by what is beyond eight rows."""
     handles, names = axes.get_legend_handles_labels()
     axes.get_legend().remove()
     names = [textwrap.fill(name, 90) for name in names]
+    columns = 2 if max(map(len, names)) <= 45 else 1
+    rows = math.ceil(len(names) / columns)
     width, height = figure.get_size_inches()
-    for columns in range(min(4, len(names)), 0, -1):
-        rows = math.ceil(len(names) / columns)
-        figure.set_size_inches(width, height + 0.21 * max(0, rows - 8))
-        legend = figure.legend(
-            handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
-        )
-        figure.draw_without_rendering()
-        if columns == 1 or legend.get_window_extent().width <= 0.97 * figure.bbox.width:
-            return
-        legend.remove()
+    figure.set_size_inches(width, height + 0.21 * max(0, rows - 8))
+    looks: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": 9}
+    figure.legend(handles, names, loc="outside lower center", **looks)
 
 
 def distance_heat_map(
@@ -220,8 +190,8 @@ def distance_heat_map(
 ) -> None:
     """Draw the Euclidean distance of every two client models, ordered by found cluster.
 
-    The largest cluster comes first, clients that are alone in their cluster come last, as one
-    block. Of more than `MOST_DRAWN` clients so many are drawn, of each cluster its share.
+    The largest cluster comes first. Of more than `MOST_DRAWN` clients each cluster's share is
+    drawn.
 
     Parameters
     ----------
@@ -237,58 +207,27 @@ def distance_heat_map(
     from matplotlib.patches import Rectangle
     from scipy.spatial.distance import cdist
 
-    models, drawn = np.asarray(omega, dtype=np.float64), _drawn(np.asarray(found))
-    sizes = [len(group) for group in _by_size(np.asarray(found))]
-    groups = [np.intersect1d(group, drawn) for group in _by_size(np.asarray(found))]
-    m, order = len(drawn), np.concatenate(groups)
+    models, labels = np.asarray(omega, dtype=np.float64), np.asarray(found)
+    order = _by_cluster(labels)
     # Not by the expanded square: fused models differ by 1e-5, which its cancellation would hide.
     distances = cdist(models[order], models[order])
-
-    together = [k for k, size in enumerate(sizes) if size > 1 and len(groups[k])]
-    blocks = [len(groups[k]) for k in together]
-    names = [f"cluster {k + 1} ({sizes[k]})" for k in together]
-    if alone := m - sum(blocks):
-        blocks.append(alone)
-        names.append(f"alone ({sizes.count(1)})")
-
-    framed = " Framed: the clusters found." if alone < m else ""
-    figure, axes = _square(
-        picture,
-        f"Dark: the two clients hold nearly the same model.{framed}{_of_how_many(m, len(models))}",
-    )
-    image = axes.imshow(
-        distances,
-        cmap="YlGnBu_r",
-        interpolation="nearest",
-        vmin=0.0,
-        # Where all models are equal the colour bar would otherwise show negative distances.
-        vmax=float(distances.max()) or 1.0,
-        extent=(0, m, m, 0),
-    )
-    figure.colorbar(
-        image, ax=axes, shrink=0.85, label="distance of two client models, ‖ω$_i$ − ω$_j$‖"
-    )
-    edges = np.concatenate(([0], np.cumsum(blocks)))
-    for start, size, name in zip(edges[:-1], blocks, names, strict=True):
-        if not name.startswith("alone"):
-            corner = (float(start), float(start))
-            axes.add_patch(
-                Rectangle(corner, size, size, fill=False, edgecolor="#D55E00", lw=2, clip_on=False)
-            )
-
-    middles = (edges[:-1] + edges[1:]) / 2
-    # A line of text needs about one thirtieth of the picture to itself.
-    roomy = [k for k, size in enumerate(blocks) if size >= m / 30]
-    axes.set_yticks(middles[roomy], [names[k] for k in roomy], fontsize=9)
-    axes.set_ylabel("clients by found cluster (number of clients)")
-    axes.tick_params(length=0)
-    axes.set_anchor("N")
-    if m <= 25:
-        axes.set_xticks(np.arange(m) + 0.5, [str(clients[i]) for i in order], fontsize=9)
-        axes.set_xlabel("client number")
-    else:
-        axes.set_xticks([])
-        axes.set_xlabel(f"the same {m:,} clients, in the same order")
+    hint = "Dark: the two clients hold nearly the same model. Framed: the clusters found."
+    figure, axes = picture.axes((8.0, 7.0), hint)
+    # Where all models are equal the colour bar would otherwise show negative distances.
+    largest = float(distances.max()) or 1.0
+    image = axes.imshow(distances, cmap="YlGnBu_r", interpolation="nearest", vmin=0.0, vmax=largest)
+    label = "distance of two client models, ‖ω$_i$ − ω$_j$‖"
+    figure.colorbar(image, ax=axes, shrink=0.85, label=label)
+    for cluster in np.unique(labels):
+        places = np.flatnonzero(labels[order] == cluster)
+        if len(places) > 1:
+            corner, size = (places[0] - 0.5, places[0] - 0.5), len(places)
+            axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="#D55E00", lw=2))
+    names = [str(clients[i]) for i in order] if len(order) <= 25 else []
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel(f"{len(order):,} of {len(models):,} clients, by found cluster")
+    axes.grid(visible=False)
     picture.save(figure)
 
 
@@ -298,8 +237,9 @@ def embedding(
     """Draw the client models as points of a plane: colour is found cluster, marker is true one.
 
     The plane is that of classical scaling, in which the distances of the points come nearest to
-    those of the models. Points that would hide each other are drawn side by side. Of more than
-    `MOST_DRAWN` clients so many are drawn, of each cluster its share.
+    those of the models. Points are moved by about a hundredth of the picture, at random, so that
+    equal models do not hide each other. Of more than `MOST_DRAWN` clients each cluster's share is
+    drawn.
 
     Parameters
     ----------
@@ -317,33 +257,28 @@ def embedding(
     import pandas as pd
     import seaborn as sns
 
-    models, drawn = np.asarray(omega, dtype=np.float64), _drawn(np.asarray(found))
+    models, labels = np.asarray(omega, dtype=np.float64), np.asarray(found)
+    drawn = _by_cluster(labels)[::-1]  # small clusters first, so that they hide no large one
     points, share = _plane(models[drawn])
-    large = len(drawn) <= 200
-    # Markers of 70 or 20 square points; the axes are some 400 points wide.
-    points = _side_by_side(points, 1 / 40 if large else 1 / 75)
-    figure, axes = _square(
-        picture,
+    width = float(np.ptp(points, axis=0).max()) or 1.0
+    points = points + 0.01 * width * np.random.default_rng(0).standard_normal(points.shape)
+    figure, axes = picture.axes(
+        (8.0, 7.0),
         "Each point is one client, close points hold similar models. The plane shows "
-        f"{share:.0%} of the\nsquared distances; equal models, one point in it, are drawn side by "
-        f"side.{_of_how_many(len(drawn), len(models))}",
+        f"{share:.0%} of the squared distances.",
     )
     x = "first principal coordinate, in the unit of ‖ω$_i$ − ω$_j$‖"
     y = "second principal coordinate"
     colour, marker = "Colour: found cluster", "Marker: true cluster"
-    names, colours = _classes(np.asarray(found), COLOURS, _OTHER_COLOUR)
-    frame = pd.DataFrame({x: points[:, 0], y: points[:, 1], colour: names[drawn]})
-    looks: dict[str, Any] = {"hue": colour, "palette": colours, "hue_order": [*colours]}
+    frame = pd.DataFrame({x: points[:, 0], y: points[:, 1], colour: _named(labels)[drawn]})
+    looks: dict[str, Any] = {"hue": colour, "palette": _looks(frame[colour], COLOURS, "#BDBDBD")}
+    looks["hue_order"] = [*looks["palette"]]
     if true is not None:
-        names, markers = _classes(np.asarray(true), _MARKERS, _OTHER_MARKER)
-        frame[marker] = names[drawn]
-        looks |= {"style": marker, "markers": markers, "style_order": [*markers]}
-    # The other clusters' points first, so that they hide no coloured one.
-    frame = frame.sort_values(colour, key=lambda names: names.map(colours) != _OTHER_COLOUR)
-    edges = {"edgecolor": "black", "linewidth": 0.6}
-    sns.scatterplot(frame, x=x, y=y, s=70 if large else 20, ax=axes, **edges, **looks)
+        frame[marker] = _named(np.asarray(true))[drawn]
+        looks |= {"style": marker, "markers": _looks(frame[marker], _MARKERS, "*")}
+        looks["style_order"] = [*looks["markers"]]
+    sns.scatterplot(frame, x=x, y=y, ax=axes, edgecolor="black", linewidth=0.6, **looks)
     sns.move_legend(axes, "center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    axes.margins(0.08)
     # One scale for both axes: a distance means the same in every direction.
     axes.set_aspect("equal", adjustable="datalim")
     picture.save(figure)
@@ -365,84 +300,29 @@ def _plane(models: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     return points, float(found.explained_variance_ratio_.sum())
 
 
-def _side_by_side(points: NDArray[np.float64], marker: float) -> NDArray[np.float64]:
-    """Return points of which none hides another: such as would are spread around their middle.
+def _by_cluster(labels: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the clients to draw by cluster, the largest first; of too many every k-th."""
+    _, place, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.lexsort((place, -sizes[place]))
+    return order[:: math.ceil(len(order) / MOST_DRAWN)]
 
-    Parameters
-    ----------
-    points : ndarray of shape (m, 2)
-    marker : float
-        Diameter of a marker, as a share of the picture's width.
+
+def _named(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return the name of every client's cluster, one for all beyond the largest and those of one.
+
+    A cluster of one client is no group to look for.
     """
-    from scipy.sparse import csr_matrix
-    from scipy.sparse.csgraph import connected_components
-    from scipy.spatial.distance import cdist
-
-    size = marker * (float(np.ptp(points, axis=0).max()) or 1.0)
-    _, groups = connected_components(csr_matrix(cdist(points, points) < 0.5 * size), directed=False)
-    spread = points.copy()
-    for group in np.unique(groups):
-        members = np.flatnonzero(groups == group)
-        if len(members) > 1:
-            # A sunflower's seeds: every place is about as far from its neighbours as any other.
-            k = np.arange(len(members)) + 0.5
-            radius, angle = 0.75 * size * np.sqrt(k), k * math.pi * (3 - math.sqrt(5))
-            ring = np.column_stack((radius * np.cos(angle), radius * np.sin(angle)))
-            spread[members] = points[members].mean(axis=0) + ring
-    return spread
+    values, sizes = np.unique(labels, return_counts=True)
+    order = np.argsort(-sizes, kind="stable")
+    names = np.full(len(labels), _OTHERS, dtype=object)
+    for k, label in enumerate(order[: len(COLOURS)]):
+        if sizes[label] > 1:
+            names[labels == values[label]] = f"cluster {k + 1} ({sizes[label]} clients)"
+    return names
 
 
-def _drawn(labels: NDArray[Any]) -> NDArray[np.intp]:
-    """Return the clients that a picture has: all, or `MOST_DRAWN`, of each cluster its share.
-
-    Which they are of a cluster is chance, the same in every picture of a run.
-    """
-    m, chance = len(labels), np.random.default_rng(0)
-    if m <= MOST_DRAWN:
-        return np.arange(m)
-    order = np.concatenate([chance.permutation(group) for group in _by_size(labels)])
-    return np.sort(order[np.arange(MOST_DRAWN) * m // MOST_DRAWN])
-
-
-def _of_how_many(drawn: int, m: int) -> str:
-    """Say that a picture does not have all clients."""
-    if drawn == m:
-        return ""
-    return f"\nDrawn are {drawn:,} of the {m:,} clients, by chance, of each cluster its share."
-
-
-def _by_size(labels: NDArray[Any]) -> list[NDArray[np.intp]]:
-    """Return the clients of every cluster, largest cluster first, ties by first client."""
-    groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    return sorted(groups, key=lambda group: (-len(group), group[0]))
-
-
-def _classes(
-    labels: NDArray[Any], choice: Sequence[str], other: str
-) -> tuple[NDArray[Any], dict[str, str]]:
-    """Name every client's cluster, and give the names of the largest a look of their own.
-
-    A cluster of one client is no group to look for, so it never has a look of its own.
-    """
-    names, looks = np.full(len(labels), "", dtype=object), {}
-    groups = _by_size(labels)
-    named = [group for group in groups if len(group) > 1][: len(choice)]
-    for k, group in enumerate(named):
-        name = f"cluster {k + 1} ({len(group)} clients)"
-        names[group], looks[name] = name, choice[k]
-    rest = groups[len(named) :]
-    clients = sum(len(group) for group in rest)
-    if rest:
-        others = "1 other" if len(rest) == 1 else f"{len(rest)} others"
-        alone = "1 client alone" if clients == 1 else f"{clients} clients, each alone"
-        name = alone if clients == len(rest) else f"{others} ({clients} clients)"
-        names[np.concatenate(rest)], looks[name] = name, other
-    return names, looks
-
-
-def _square(picture: Picture, hint: str) -> tuple[Figure, Axes]:
-    """Return a figure and axes, above which stands how they are to be read."""
-    figure = picture.figure((8.0, 7.0))
-    axes = figure.add_subplot()
-    axes.set_title(hint, fontsize=10, color=GREY, loc="left")
-    return figure, axes
+def _looks(names: Any, choice: Sequence[str], other: str) -> dict[str, str]:
+    """Return a colour or marker for every name, the largest cluster's first."""
+    clusters = sorted(set(names) - {_OTHERS})
+    looks = dict(zip(clusters, choice, strict=False))
+    return looks | ({_OTHERS: other} if _OTHERS in set(names) else {})

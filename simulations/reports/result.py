@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_admm_strategies.runtime.record import Traffic
 
-from ..problems.scores import Metric, ModelScores, Score
+from ..problems.scores import Metric, ModelScores, ScoreSummary
 
 
 def row_of(method: str, kind: str) -> str:
@@ -30,7 +30,7 @@ class Result:
         What the data set says it is; a stand-in says so.
     metric : Metric
         What ``models`` measures.
-    models : mapping of str to Score
+    models : mapping of str to ScoreSummary
         For each kind of model, such as "personal model", its score.
     traffic : mapping of int to Traffic
         Bytes of arrays that each round moved; round 0 is a handshake.
@@ -46,20 +46,20 @@ class Result:
         For each published method its row: some of the metric's column, `COLUMNS`, and their
         deviations over the paper's seeds, as ``NAME_std``. Shares are in percent.
     cells : mapping of str to mapping of str to (float or None)
-        Further cells of its rows, and further rows; see `Report`.
+        Further cells of its rows, and further rows; see `ReportContent`.
     baselines : mapping of str to ModelScores
         By name, the methods that were run here on the same data for comparison.
     new_clients : mapping of str to ModelScores
         Of the clients that were held out of the run, by what they did after it.
     legend, extra
-        As in `Report`.
+        As in `ReportContent`.
     """
 
     experiment: str
     algorithm: str
     data: str
     metric: Metric
-    models: Mapping[str, Score]
+    models: Mapping[str, ScoreSummary]
     traffic: Mapping[int, Traffic]
     seconds: float
     rounds: int

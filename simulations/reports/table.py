@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from ..problems.scores import COLUMNS, Score
+from ..problems.scores import COLUMNS, ScoreSummary
 from .base import NONE
 from .result import Result, row_of, total_traffic
 
@@ -66,7 +66,7 @@ def results_table(result: Result) -> Group:
         "Run here for comparison": result.baselines,
         "New clients, after the run": result.new_clients,
     }
-    sections: dict[str, dict[str, tuple[Score | None, Mapping[str, float | None]]]] = {
+    sections: dict[str, dict[str, tuple[ScoreSummary | None, Mapping[str, float | None]]]] = {
         "This run": {
             title: (result.models.get(title), result.cells.get(title, {}))
             for title in {**result.models, **result.cells}
@@ -87,7 +87,7 @@ def results_table(result: Result) -> Group:
     for header in (metric.header, *spread, *(column.header for column in columns.values())):
         table.add_column(header, justify="right", no_wrap=True)
 
-    def numbers(values: Score | None) -> list[str]:
+    def numbers(values: ScoreSummary | None) -> list[str]:
         if values is None:
             return [""] * (1 + len(spread))
         some = (values.mean, values.std, values.worst, values.best)[: 1 + len(spread)]

@@ -20,15 +20,15 @@ from clients import client_app
 from ..experiments.experiment import load_experiment
 from ..experiments.run_config import RunConfig, read_run_config
 from ..methods import Federation
-from .run import Run, prepare, run_experiment
+from .run import PreparedRun, prepare, run_experiment
 
 
-def make_server_app(run: Run | None = None) -> ServerApp:
+def make_server_app(run: PreparedRun | None = None) -> ServerApp:
     """Return the ServerApp that runs an experiment on the grid it is given, and reports.
 
     Parameters
     ----------
-    run : Run, optional
+    run : PreparedRun, optional
         By default the one of the context's run configuration.
     """
     made = ServerApp()

@@ -26,7 +26,7 @@ from .host import Engine, Host
 
 if TYPE_CHECKING:
     from ..experiments.run_config import RunConfig
-    from .run import Run
+    from .run import PreparedRun
 
 cli = typer.Typer(
     add_completion=False,
@@ -42,6 +42,12 @@ _Name = Annotated[str, typer.Argument(help="An experiment's name, or a TOML file
 _Profile = Annotated[str, typer.Option(help="One of the experiment's profiles.")]
 _DataRoot = Annotated[
     Path | None, typer.Option(help="Folder of the data files (default: $FL_ADMM_DATA).")
+]
+_RayAddress = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Run on a Ray cluster that is there.")
+]
+_Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Show Flower's and Ray's messages, and tracebacks.")
 ]
 
 
@@ -100,63 +106,29 @@ def describe(
 @cli.command()
 def run(
     name: _Name,
-    engine: Annotated[
-        Engine, typer.Option(help="Flower's virtual client engine on Ray, or this process.")
-    ] = Engine.RAY,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Clients at a time: Ray actors (default: one a CPU), or worker processes "
-            "(in-process; default 0: none).",
-        ),
-    ] = None,
+    engine: Annotated[Engine, typer.Option(help="Flower's on Ray, or this process.")] = Engine.RAY,
+    workers: Annotated[int | None, typer.Option(min=0, help="Clients at a time.")] = None,
     gpus_per_client: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Share of a GPU that a client gets on Ray: with 0.25 four share one. For "
-            "--set client.device=auto.",
-        ),
+        float, typer.Option(min=0, help="Share of a GPU that a client gets on Ray.")
     ] = 0.0,
     nodes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Nodes that host the clients between them (default: two a worker or "
-            "CPU). The results do not depend on it.",
-        ),
+        int | None, typer.Option(min=1, help="Nodes that host the clients between them.")
     ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Run the clients on a Ray cluster that is already there (docs/scaling.md).",
-        ),
-    ] = None,
+    ray_address: _RayAddress = None,
     profile: _Profile = "",
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: algorithm.lr=0.1"),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of everything random (default: the file's).")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="In place of the file's.")] = None,
     data_root: _DataRoot = None,
     out: Annotated[
         Path | None, typer.Option(help="Results folder (default: runs/NAME-TIME).")
     ] = None,
     resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continue the run in --out (default: the last in runs/ that has not ended), or "
-            "start one.",
-        ),
+        bool, typer.Option("--resume", help="Continue the run in --out, or the last unfinished.")
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show Flower's and Ray's messages, and tracebacks.")
-    ] = False,
+    verbose: _Verbose = False,
 ) -> None:
     """Run an experiment: train, then a table beside the published numbers, and plots."""
     from fl_admm_strategies.runtime.saving.files import NotWrittenError
@@ -202,6 +174,7 @@ def run(
 
 @cli.command()
 def compare(
+    context: typer.Context,
     methods: Annotated[
         list[str],
         typer.Argument(
@@ -209,74 +182,44 @@ def compare(
             help="Methods, ALIAS=METHOD for one with settings of its own; or a comparison file.",
         ),
     ],
-    data: Annotated[
-        str | None,
-        typer.Option(help="A data set, or yourmodule:function (default: the experiment's)."),
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds (default: 5).")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set, or yourmodule:function.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many (default: 5).")] = None,
     tune: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=SPACE",
-            help="Tune a setting: lr=log:0.01:1 of all methods, ditto.lam=linear:0:1 of one; "
-            "int:1:10 for whole numbers.",
+            help="lr=log:0.01:1 of all methods, ditto.lam=linear:0:1 of one, int:1:10.",
         ),
     ] = None,
     work: Annotated[
         float | None,
-        typer.Option(
-            help="The same local work for all: gradients a client and round, in passes over its "
-            "samples (default: the epochs of the settings)."
-        ),
+        typer.Option(help="Passes over its samples that a client makes in a round, of any method."),
     ] = None,
     budget: Annotated[
         int | None, typer.Option(min=1, help="Trials of tuning for each method (default: 20).")
     ] = None,
-    select: Annotated[
-        str | None,
-        typer.Option(
-            help="What settings are chosen by: validation (samples), or clients: a third of them, "
-            "which are in no other run."
-        ),
-    ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE,VALUE,...",
-            help="Run each of some values: attack.ratio=0,0.1,0.2, or nu=0.1,0.5 of all methods "
-            "that have it.",
-        ),
+        typer.Option(metavar="KEY=VALUE,VALUE,...", help="Run each of some values of a setting."),
     ] = None,
     target: Annotated[
-        float | None,
-        typer.Option(help="Report rounds and bytes until the metric was as good, e.g. 90 (%)."),
+        float | None, typer.Option(help="Report rounds and bytes until the metric was as good.")
     ] = None,
     experiment: Annotated[
-        str | None,
-        typer.Option(help="Data, model, rounds and settings are this one's (default: compare)."),
+        str | None, typer.Option(help="Has data, model, rounds and settings (default: compare).")
     ] = None,
     profile: _Profile = "",
-    setting: Annotated[
+    change: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a setting: training.num-rounds=50, ditto.lam=1.",
-        ),
+        typer.Option("--set", metavar="KEY=VALUE", help="training.num-rounds=50, ditto.lam=1."),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder of the results; a comparison in it goes on.")
     ] = Path("comparison"),
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Runs at a time, as far as memory allows (default: one a core)."),
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Run all on a Ray cluster, a run a CPU."),
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time.")] = None,
+    ray_address: _RayAddress = None,
     data_root: _DataRoot = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show tracebacks.")] = False,
+    verbose: _Verbose = False,
 ) -> None:
     """Compare methods over seeds, tuned alike: tables, tests and pictures on one page."""
     from ..comparing import comparison as comparisons
@@ -294,21 +237,15 @@ def compare(
     try:
         Host(workers=workers, ray_address=ray_address).check()
         file = Path(methods[0]) if methods[0].endswith(".toml") else None
-        given = {
+        names = ("data", "seeds", "work", "budget", "target", "experiment", "profile")
+        given = {name: context.params[name] for name in names}
+        given |= {
             "methods": None if file else methods,
-            "data": data,
-            "seeds": seeds,
-            "tune": {key: str(v) for key, v in map(key_and_value, tune)} if tune else None,
-            "work": work,
-            "budget": budget,
-            "select": select,
-            "sweep": dict(map(key_and_values, sweep)) if sweep else None,
-            "target": target,
-            "experiment": experiment,
-            "profile": profile or None,
-            "set": dict(map(key_and_value, setting)) if setting else None,
+            "tune": {key: str(value) for key, value in map(key_and_value, tune or ())},
+            "sweep": dict(map(key_and_values, sweep or ())),
+            "set": dict(map(key_and_value, change or ())),
         }
-        options = {key: value for key, value in given.items() if value is not None}
+        options = {key: value for key, value in given.items() if value not in (None, "", {})}
         comparison = comparisons.read(file, options)
         if file is not None and len(methods) > 1:
             comparison = comparison.only(methods[1:])
@@ -372,7 +309,9 @@ def _ending_ray(how_to_go_on: Callable[[], str]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _run(prepared: Run, config: RunConfig, num_nodes: int, host: Host, verbose: bool) -> None:
+def _run(
+    prepared: PreparedRun, config: RunConfig, num_nodes: int, host: Host, verbose: bool
+) -> None:
     from fl_admm_strategies import run_in_process
 
     from .apps import make_client_app, make_server_app
@@ -404,23 +343,8 @@ def _quieten(verbose: bool) -> None:
     flower.setLevel(logging.WARNING)
     # Flower calls run_simulation deprecated in favour of `flwr run`, which has no exit code.
     flower.addFilter(lambda record: "run_simulation" not in record.getMessage())
-    flower.addFilter(_FirstFew())
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for Ray's processes
-
-
-class _FirstFew(logging.Filter):
-    """Keep a run in which every client fails in every round to one screen."""
-
-    def __init__(self, most: int = 12) -> None:
-        super().__init__()
-        self.left = most
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        self.left -= 1
-        if self.left == -1:
-            record.msg, record.args = "more warnings follow; --verbose shows them all", ()
-        return self.left >= -1
 
 
 def _say(line: str) -> None:

@@ -15,10 +15,10 @@ from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
 from ..methods import Federation, baseline_table, client_of, completed, run_here
 from ..problems import Problem
 from ..problems.scores import ModelScores
-from ..reports import Finished, Report
+from ..reports import Finished, ReportContent
 
 
-def run_newcomers(run: Finished, console: Console) -> tuple[dict[str, ModelScores], Report]:
+def run_newcomers(run: Finished, console: Console) -> tuple[dict[str, ModelScores], ReportContent]:
     """Let the clients that were held out join after the run, in this process on any engine.
 
     Then each trains alone, from the experiment's initial model, with the same step size and epochs
@@ -38,7 +38,7 @@ def run_newcomers(run: Finished, console: Console) -> tuple[dict[str, ModelScore
     """
     problem, settings = run.problem.newcomers, run.settings
     if problem is None or settings.newcomers is None:
-        return {}, Report()
+        return {}, ReportContent()
     console.print(f"{problem.num_clients} new clients, each by itself ...", highlight=False)
     rounds = settings.newcomers.num_rounds
     strategy = run.strategy.newcomers(
@@ -56,7 +56,7 @@ def run_newcomers(run: Finished, console: Console) -> tuple[dict[str, ModelScore
         f"New clients: held out of the run, {rounds} rounds each after it. Local: as many from the "
         "initial model, on their data alone."
     )
-    report = Report(legend=(line,), body=(sentence,), extra={"newcomers": found})
+    report = ReportContent(legend=(line,), body=(sentence,), extra={"newcomers": found})
     return {run.title: joined, local.title: alone}, report
 
 

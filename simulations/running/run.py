@@ -18,16 +18,16 @@ from fl_admm_strategies.runtime.saving.files import link_file, lock_folder
 from .. import reports
 from ..experiments.experiment import Experiment, load_experiment
 from ..experiments.run_config import RunConfig
-from ..methods import Federation, History, run_here, run_method
+from ..methods import Federation, ScoreHistory, run_here, run_method
 from ..methods.measures import legend
 from ..problems import Problem
-from ..reports import Finished, Report, Result
+from ..reports import Finished, ReportContent, Result
 from . import folder
 from .newcomers import run_newcomers
 
 
 @dataclass(frozen=True)
-class Run:
+class PreparedRun:
     """An experiment, and where its results go.
 
     Attributes
@@ -47,7 +47,7 @@ class Run:
     engine: str
 
 
-def prepare(config: RunConfig, engine: str) -> Run:
+def prepare(config: RunConfig, engine: str) -> PreparedRun:
     """Read all that a run needs, and make or find its folder.
 
     Raises
@@ -60,15 +60,15 @@ def prepare(config: RunConfig, engine: str) -> Run:
     experiment = load_experiment(config)
     settings, resume = experiment.settings, config.resume
     out = folder.results_folder(config.out, experiment.name, settings, resume=resume)
-    return Run(experiment, out, resume, engine)
+    return PreparedRun(experiment, out, resume, engine)
 
 
-def run_experiment(run: Run, grid: Grid, console: Console) -> Result:
+def run_experiment(run: PreparedRun, grid: Grid, console: Console) -> Result:
     """Run an experiment on a grid and write its results folder.
 
     Parameters
     ----------
-    run : Run
+    run : PreparedRun
     grid : Grid
         Of any engine, with the clients of the experiment.
     console : Console
@@ -90,7 +90,7 @@ def run_experiment(run: Run, grid: Grid, console: Console) -> Result:
         return _report(run, finished, history, console)
 
 
-def _train(run: Run, grid: Grid, console: Console) -> tuple[Finished, History]:
+def _train(run: PreparedRun, grid: Grid, console: Console) -> tuple[Finished, ScoreHistory]:
     """Run the experiment's method, and save its models."""
     experiment, settings, out = run.experiment, run.experiment.settings, run.out
     federation, training = experiment.federation, settings.training
@@ -129,7 +129,9 @@ def _train(run: Run, grid: Grid, console: Console) -> tuple[Finished, History]:
     return finished, history
 
 
-def _report(run: Run, finished: Finished, history: History, console: Console) -> Result:
+def _report(
+    run: PreparedRun, finished: Finished, history: ScoreHistory, console: Console
+) -> Result:
     """Run what the experiment compares with, and show and write all that came out."""
     experiment, problem, settings = run.experiment, finished.problem, finished.settings
     strategy = finished.strategy
@@ -182,37 +184,37 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
     return result
 
 
-def _forms(run: History, baselines: list[History]) -> Report:
+def _forms(run: ScoreHistory, baselines: list[ScoreHistory]) -> ReportContent:
     """Say which form of each method ran, where it has several."""
     compared = {baseline.title: baseline.form for baseline in baselines if baseline.form}
     lines = [f"{run.title}: {run.form}"] if run.form else []
     lines += [f"{title}, run for comparison: {form}" for title, form in compared.items()]
     extra = {"form": run.form, "baseline_forms": compared}
-    return Report(legend=lines, extra={key: form for key, form in extra.items() if form})
+    return ReportContent(legend=lines, extra={key: form for key, form in extra.items() if form})
 
 
-def _malicious(problem: Problem) -> Report:
+def _malicious(problem: Problem) -> ReportContent:
     """Say who was malicious, where any client was."""
     if not problem.malicious or problem.attack is None:
-        return Report()
+        return ReportContent()
     line = (
         f"Malicious: {len(problem.malicious)} of {problem.num_clients} clients "
         f"({problem.attack.kind}); all numbers are of the others."
     )
     extra = {"attack": problem.attack.kind, "malicious": sorted(problem.malicious)}
-    return Report(legend=[line], extra=extra)
+    return ReportContent(legend=[line], extra=extra)
 
 
 def _run_baselines(
     experiment: Experiment, num_rounds: int, out: Path, console: Console
-) -> tuple[list[History], dict[str, Exception]]:
+) -> tuple[list[ScoreHistory], dict[str, Exception]]:
     """Run the methods of ``[baselines]`` after the experiment, in this process whatever its engine.
 
     They have its problem, seed and start, and as many rounds as it had; so their numbers are the
     same on all engines. Why a method came to no end is returned by its name: what the others
     measured is not lost with it.
     """
-    found: list[History] = []
+    found: list[ScoreHistory] = []
     failed: dict[str, Exception] = {}
     for name, federation in experiment.baselines.items():
         console.print(f"For comparison, on the same data: {name} ...", highlight=False)
@@ -223,7 +225,7 @@ def _run_baselines(
     return found, failed
 
 
-def _run_baseline(federation: Federation, num_rounds: int, path: Path) -> History:
+def _run_baseline(federation: Federation, num_rounds: int, path: Path) -> ScoreHistory:
     strategy = federation.strategy()
     measured, record = histories.History(path), strategy.run.record
     history = run_here(
@@ -239,8 +241,8 @@ def _run_baseline(federation: Federation, num_rounds: int, path: Path) -> Histor
 
 def _draw_metric(
     run: Finished,
-    history: History,
-    baselines: list[History],
+    history: ScoreHistory,
+    baselines: list[ScoreHistory],
     result: Result,
 ) -> None:
     curves = _curves(history, result)
@@ -265,7 +267,7 @@ def _draw_metric(
     )
 
 
-def _curves(history: History, result: Result) -> dict[str, list[tuple[int, float]]]:
+def _curves(history: ScoreHistory, result: Result) -> dict[str, list[tuple[int, float]]]:
     """Return the curve of every kind of model; a kind may appear in any round."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for server_round, scores in history.rounds.items():
@@ -274,7 +276,7 @@ def _curves(history: History, result: Result) -> dict[str, list[tuple[int, float
     return curves
 
 
-def _print_files(console: Console, run: Run, report: Report, models: Models) -> None:
+def _print_files(console: Console, run: PreparedRun, report: ReportContent, models: Models) -> None:
     kinds = {"global": models.global_, "cluster": models.clusters, "client": models.personal}
     saved = ", ".join(kind for kind, some in kinds.items() if some)
     files = {

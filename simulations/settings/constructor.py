@@ -31,10 +31,11 @@ from pydantic import Discriminator, Field, Strict, Tag, create_model, model_vali
 import fl_admm_strategies as library
 from fl_admm_strategies.maths.penalties import Penalty
 from fl_admm_strategies.maths.regularizers import Regularizer
-from fl_admm_strategies.runtime.common.settings import HasSettings, parameters_of
+from fl_admm_strategies.runtime.common.settings import RENAMED, HasSettings, parameters_of
 
 from .documented import parameter_docs
-from .section import UNDOCUMENTED, Section
+from .section import UNDOCUMENTED, Section, SettingError
+from .wording import hint
 
 OBJECTS: dict[object, Mapping[str, type]] = {
     Penalty: {"scad": library.SmoothedSCAD, "l1": library.L1, "mcp": library.MCP},
@@ -78,13 +79,27 @@ class Built(Section):
     complete: ClassVar[bool] = False
     tag: ClassVar[str] = "<table>"
 
+    @classmethod
+    def about_unknown(cls, key: str, known: list[str]) -> str:
+        """Return what is said of a key that is no setting, or not one to give here."""
+        name = RENAMED.get(
+            key.replace("-", "_"), key.replace("-", "_")
+        )  # as other libraries have it
+        if reason := cls.withheld.get(name):
+            return f"cannot be set here. {reason}"
+        said = hint(name.replace("_", "-"), known)
+        return f"is not a parameter of {cls.builds.__name__}.{said}"
+
     @model_validator(mode="after")
     def _refused_by_the_constructor(self) -> Self:
         if self.complete:
             try:
                 self.build()
-            except TypeError as error:
-                raise ValueError(str(error)) from None
+            except (TypeError, ValueError) as error:
+                parameter, _, rest = str(error).partition(" ")
+                if (field := type(self).model_fields.get(parameter)) is None:
+                    raise ValueError(str(error)) from None
+                raise SettingError(f"{field.alias} {rest}") from None
         return self
 
     def arguments(self) -> dict[str, Any]:

@@ -32,6 +32,8 @@ def imported(kind: str, name: str) -> Callable[..., Any]:
         If there is no such module or no such function in it.
     """
     module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ValueError(f"{kind} is {name!r}, expected module:function.")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -24,9 +24,9 @@ from simulations.comparing import cell as cells
 from simulations.comparing import comparison as comparisons
 from simulations.comparing import pages
 from simulations.comparing.compare import CELLS, Found, Outcome, compare, steps_of
-from simulations.comparing.comparison import Comparison
+from simulations.comparing.comparison import ComparisonPlan
 from simulations.comparing.pages import Grid, Part, code
-from simulations.comparing.report import Report, with_spread
+from simulations.comparing.report import ComparisonReport, with_spread
 from simulations.comparing.statistics import mean_of, ranks_of, what_it_can_show
 from simulations.reports import write_text
 from simulations.reports.base import NONE
@@ -106,7 +106,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def outcome_of(comparison: Comparison, alias: str, folder: Path) -> Outcome:
+def outcome_of(comparison: ComparisonPlan, alias: str, folder: Path) -> Outcome:
     """Return what has come of a method so far: nothing before its tuning is over."""
     steps = steps_of(comparison, alias, None)
     wanted, outcome = next(steps), Outcome(alias)
@@ -120,7 +120,7 @@ def outcome_of(comparison: Comparison, alias: str, folder: Path) -> Outcome:
             return end.value  # type: ignore[no-any-return]
 
 
-def read(problem: str) -> Comparison:
+def read(problem: str) -> ComparisonPlan:
     """Return a problem's comparison."""
     return comparisons.read(FOLDER / f"{problem}.toml", {})
 
@@ -158,7 +158,7 @@ class Table:
         seeds = tuple(seed for seed in whole.all_seeds if seed in ran)
         part = whole.only([one.alias for one in outcomes]).model_copy(update={"seeds": seeds})
         run = next((run for one in outcomes for run in one.finished), None)
-        self.report = run and Report(part, outcomes, folder, run)
+        self.report = run and ComparisonReport(part, outcomes, folder, run)
 
     def page(self) -> str:
         """Return its page."""

@@ -54,7 +54,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def cell_of(
-    method: str, trial: bool = False, held_out: str = "", data: str = "digits-swap", **set_: Any
+    method: str, trial: bool = False, held_out: bool = False, data: str = "digits-swap", **set_: Any
 ) -> Cell:
     changes = SHORT | {key.replace("__", "."): value for key, value in set_.items()}
     comparison = read(None, {"methods": [method], "data": data, "set": changes})
@@ -128,21 +128,9 @@ def test_work_and_bytes_are_those_of_the_papers_algorithm(method: str) -> None:
     assert moved == [(r, 12 * 4 * (down + start * (r == 1)), 12 * 4 * up) for r in (1, 2)]
 
 
-@pytest.mark.slow
-def test_methods_that_train_everybody_say_so() -> None:
-    found = {
-        method: cells.run(cell_of(method, **ONCE, **{"training.fraction-train": 0.5}))["trained"]
-        for method in ("fedavg", "pfedme")
-    }
-    assert found == {"fedavg": 2 * 6, "pfedme": 2 * 12}
-    # A share of its own: how far training alone gets.
-    alone = ONCE | {"training.fraction-train": 0.5, "local.fraction-train": 1.0}
-    assert cells.run(cell_of("local", **alone))["trained"] == 2 * 12
-
-
 def test_a_trial_never_sees_the_test_samples(mine: str) -> None:
     def trial(test: float) -> dict[str, Any]:
-        cell = cell_of("local", trial=True, held_out="validation", data=mine)
+        cell = cell_of("local", trial=True, held_out=True, data=mine)
         cell.raw["data"]["options"] = {"test": test}
         return cells.run(cell)["models"]
 
@@ -154,19 +142,9 @@ def test_validation_samples_are_a_fifth_of_the_training_samples_and_not_trained_
 ) -> None:
     # Of 6, 9 and 20 samples 1, 2 and 4 are held out, in the trials and in the cells alike.
     for trial in (False, True):
-        found = cells.run(cell_of("local", trial=trial, held_out="validation", data=mine))
+        found = cells.run(cell_of("local", trial=trial, held_out=True, data=mine))
         assert found["gradients"] == 2 * 3 * (5 + 7 + 16)
     assert cells.run(cell_of("local", data=mine))["gradients"] == 2 * 3 * 35
-
-
-def test_clients_to_choose_by_are_a_third_and_in_no_other_run(mine: str) -> None:
-    sizes = {
-        trial: cells.run(cell_of("local", trial=trial, held_out="clients", data=mine))["gradients"]
-        for trial in (False, True)
-    }
-    # One of three clients, with all of its samples; which one is drawn.
-    assert sizes[True] in [2 * 3 * n for n in (6, 9, 20)]
-    assert sizes[False] == 2 * 3 * 35 - sizes[True]
 
 
 def test_a_changed_module_is_another_cell(mine: str, tmp_path: Path) -> None:
@@ -216,12 +194,12 @@ def test_a_method_and_a_model_are_a_class_and_a_function_of_the_users(
     for alias, method in (("mine", "my_method:MyProx"), ("fedprox", "fedprox")):
         torch.manual_seed(len(found))  # a worker process may have any random numbers
         raw = comparison.raw_settings(alias, 1, {})
-        found.append(cells.run(Cell(alias, method, raw, "", False, None)))
+        found.append(cells.run(Cell(alias, method, raw, False, False, None)))
     assert found[0]["models"] == found[1]["models"]
-    before = Cell("mine", "my_method:MyProx", raw, "", False, None).path(tmp_path)
+    before = Cell("mine", "my_method:MyProx", raw, False, False, None).path(tmp_path)
     (tmp_path / "my_method.py").write_text(METHOD + "# changed", encoding="utf-8")
     cells._source.cache_clear()
-    assert Cell("mine", "my_method:MyProx", raw, "", False, None).path(tmp_path) != before
+    assert Cell("mine", "my_method:MyProx", raw, False, False, None).path(tmp_path) != before
     for change, named in (
         ({"methods": ["a=my_method:net"]}, ["my_method:net", "StatefulStrategy"]),
         ({"methods": ["a=my_method:MyProcks"]}, ["my_method", "MyProcks"]),
@@ -230,7 +208,7 @@ def test_a_method_and_a_model_are_a_class_and_a_function_of_the_users(
             read(None, options | change | {"set": {}})
     raw["model"]["name"] = "my_method:no_net"
     with refused(ValueError, "my_method:no_net", "int", "Module"):
-        cells.run(Cell("fedprox", "fedprox", raw, "", False, None))
+        cells.run(Cell("fedprox", "fedprox", raw, False, False, None))
 
 
 @pytest.mark.parametrize(

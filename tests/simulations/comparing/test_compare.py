@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import signal
 import subprocess
@@ -133,23 +132,3 @@ def test_a_worker_that_is_killed_is_a_row_with_its_reason_and_the_others_go_on(
     assert result.exit_code == 0, result.output
     assert names(result.output, "fedavg: 2 there already", "local: 2 there already")
     assert "Failed cells" not in (tmp_path / "cmp" / "report.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("flower_logger_as_before")
-def test_a_sweep_runs_what_does_not_differ_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "swept.py").write_text(OWN, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    arguments = ["compare", "fedavg", "fedprox", "--data", "swept:load", "--seeds", "2"]
-    arguments += ["--set", "training.num-rounds=1", "--out", "cmp", "--sweep", "mu=0.1,5"]
-    result = CliRunner().invoke(cli.cli, arguments)
-    assert result.exit_code == 0, result.output
-    assert "8/8" in result.output
-    # FedAvg has no mu: two runs; FedProx two for each value.
-    assert len([*(tmp_path / "cmp" / "cells").glob("*.json")]) == 2 + 4
-    report = (tmp_path / "cmp" / "report.md").read_text(encoding="utf-8")
-    (row,) = [line for line in report.splitlines() if re.match(r"\| fedavg \| .* ± ", line)]
-    assert row.split("|")[2] == row.split("|")[3]

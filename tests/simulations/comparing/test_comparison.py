@@ -9,10 +9,10 @@ import pytest
 
 from simulations.comparing.cell import Cell, run
 from simulations.comparing.compare import steps_of
-from simulations.comparing.comparison import Comparison, Space, read
+from simulations.comparing.comparison import ComparisonPlan, Space, read
 from simulations.data import load
 from tests.support.pace import fast
-from tests.support.refusals import names, refused
+from tests.support.refusals import refused
 
 FILE = """
 experiment = "compare"
@@ -34,13 +34,15 @@ lr = "log:0.01:1"
 
 
 @pytest.fixture
-def comparison(tmp_path: Path) -> Comparison:
+def comparison(tmp_path: Path) -> ComparisonPlan:
     file = tmp_path / "mine.toml"
     file.write_text(FILE, encoding="utf-8")
     return read(file, {})
 
 
-def test_a_file_and_the_command_line_say_the_same(comparison: Comparison, tmp_path: Path) -> None:
+def test_a_file_and_the_command_line_say_the_same(
+    comparison: ComparisonPlan, tmp_path: Path
+) -> None:
     options = {
         "methods": ["fedavg", "ditto", "weak=ditto"],
         "data": "digits-swap",
@@ -61,7 +63,9 @@ def test_a_file_and_the_command_line_say_the_same(comparison: Comparison, tmp_pa
     assert read(again, {"seeds": 2}).all_seeds == (0, 1)
 
 
-def test_all_methods_have_the_same_experiment_but_for_their_table(comparison: Comparison) -> None:
+def test_all_methods_have_the_same_experiment_but_for_their_table(
+    comparison: ComparisonPlan,
+) -> None:
     found = {alias: comparison.raw_settings(alias, 4, {}) for alias in comparison.methods}
     tables = {alias: raw.pop("baselines") for alias, raw in found.items()}
     assert found["fedavg"] == found["ditto"] == found["weak"]
@@ -74,7 +78,9 @@ def test_all_methods_have_the_same_experiment_but_for_their_table(comparison: Co
     assert comparison.raw_settings("weak", 4, {}) == found["weak"] | {"baselines": tables["weak"]}
 
 
-def test_some_methods_of_a_comparison_have_the_cells_of_the_whole(comparison: Comparison) -> None:
+def test_some_methods_of_a_comparison_have_the_cells_of_the_whole(
+    comparison: ComparisonPlan,
+) -> None:
     part = comparison.only(["weak"])
     assert [*part.methods] == ["weak"]
     part.check()  # nothing is said of a method that is not there
@@ -82,12 +88,6 @@ def test_some_methods_of_a_comparison_have_the_cells_of_the_whole(comparison: Co
     assert part.spaces_of("weak") == comparison.spaces_of("weak")
     with refused(ValueError, "'dito'", "'ditto'"):
         comparison.only(["dito"])
-
-
-def test_a_change_of_the_experiment_is_that_of_its_own_method_too() -> None:
-    options = {"methods": ["ditto", "local"], "set": {"algorithm.local-epochs": 7}}
-    raw = read(None, options).raw_settings("ditto", 0, {})
-    assert raw["algorithm"]["local-epochs"] == raw["baselines"]["ditto"]["local-epochs"] == 7
 
 
 def test_a_sweep_has_every_combination_of_its_values() -> None:
@@ -122,7 +122,7 @@ def test_a_sweep_inside_a_table_leaves_the_comparison_as_it_was() -> None:
     assert comparison.set["algorithm.local-epochs"] == {"type": "random", "most": 20}
 
 
-def test_spaces_are_of_who_has_the_setting(comparison: Comparison) -> None:
+def test_spaces_are_of_who_has_the_setting(comparison: ComparisonPlan) -> None:
     lr = Space("log", 0.01, 1.0)
     assert comparison.spaces_of("fedavg") == {"lr": lr}
     assert comparison.spaces_of("weak") == {"lr": lr, "lam": Space("linear", 0.1, 0.5)}
@@ -153,7 +153,6 @@ def test_spaces_are_of_who_has_the_setting(comparison: Comparison) -> None:
         ({"methods": ["ditto"], "set": {"trainig.num-rounds": 1}}, ["trainig", "training"]),
         ({"methods": ["ditto"], "set": {"seed": 1}}, ["seed"]),
         ({"methods": ["ditto"], "set": {"data.options": {"cleints": 3}}}, ["cleints", "clients"]),
-        ({"methods": ["ditto"], "select": "test"}, ["select", "validation"]),
         ({"methods": ["ditto"], "sweep": {"mu": [1]}}, ["sweep", "mu"]),
         ({"methods": ["ditto"], "sweep": {"lam": []}}, ["sweep", "lam"]),
         ({"methods": ["ditto"], "sweep": {"lam": [1, -1]}}, ["lam", -1.0]),
@@ -178,14 +177,14 @@ def test_what_cannot_be_run_is_said_at_once(options: dict[str, Any], named: list
 
 
 def test_a_cells_file_is_named_by_all_that_its_numbers_follow_from(
-    comparison: Comparison, tmp_path: Path
+    comparison: ComparisonPlan, tmp_path: Path
 ) -> None:
     def path(
         alias: str,
         seed: int,
         tuned: dict[str, Any],
         trial: bool = False,
-        held_out: str = "validation",
+        held_out: bool = True,
     ) -> Path:
         raw = comparison.raw_settings(alias, seed, tuned)
         return Cell(alias, "ditto", raw, held_out, trial, None).path(tmp_path)
@@ -195,16 +194,15 @@ def test_a_cells_file_is_named_by_all_that_its_numbers_follow_from(
         path("weak", 4, {"lam": 0.2}),
         path("weak", 3, {"lam": 0.3}),
         path("weak", 3, {"lam": 0.2}, trial=True),
-        path("weak", 3, {"lam": 0.2}, held_out=""),
-        path("weak", 3, {"lam": 0.2}, held_out="clients"),
+        path("weak", 3, {"lam": 0.2}, held_out=False),
         path("ditto", 3, {"lam": 0.2}),
     ]
     assert path("weak", 3, {"lam": 0.2}) == same
-    assert len({same, *others}) == 7
+    assert len({same, *others}) == 6
 
 
 def test_every_method_has_the_same_trials_on_validation_and_the_best_is_taken(
-    comparison: Comparison,
+    comparison: ComparisonPlan,
 ) -> None:
     pytest.importorskip("optuna")
     for alias in comparison.methods:
@@ -258,34 +256,7 @@ def test_local_work_is_alike_as_near_as_the_settings_allow(
     assert run(cell)["passes"][-1] == pytest.approx(4, abs=one_more / 2 + 1e-9)
 
 
-def test_a_method_whose_work_is_fixed_keeps_its_settings() -> None:
-    comparison = read(None, {"methods": ["fedgia"], "seeds": 1, "work": 4})
-    before = comparison.raw_settings("fedgia", 0, {})
-    steps = steps_of(comparison, "fedgia", None)
-    next(steps)
-    (cell,) = steps.send([{"passes": [1.0, 2.0, 2.0]}] * 2)
-    assert cell.raw == before
-
-
-def test_work_that_is_not_counted_is_said() -> None:
-    options = {"methods": ["localsgd"], "experiment": "fedgia-v1", "seeds": 1, "work": 4}
-    steps = steps_of(read(None, options), "localsgd", None)
-    next(steps)
-    with pytest.raises(StopIteration) as end:
-        steps.send([{"passes": None}] * 2)
-    assert names(end.value.value.runs[0]["error"], "work", "PyTorch")
-
-
-def test_a_method_that_cannot_run_at_all_has_no_numbers() -> None:
-    comparison = read(None, {"methods": ["fedavg"], "seeds": 2, "work": 4})
-    steps = steps_of(comparison, "fedavg", None)
-    next(steps)
-    with pytest.raises(StopIteration) as end:
-        steps.send([{"passes": [1.0]}, {"error": "the model diverged"}])
-    assert [one["error"] for one in end.value.value.runs] == ["the model diverged"] * 2
-
-
-def test_a_method_of_which_every_trial_failed_has_no_numbers(comparison: Comparison) -> None:
+def test_a_method_of_which_every_trial_failed_has_no_numbers(comparison: ComparisonPlan) -> None:
     pytest.importorskip("optuna")
     steps = steps_of(comparison, "fedavg", None)
     batch = next(steps)

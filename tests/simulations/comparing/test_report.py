@@ -12,7 +12,7 @@ import pytest
 
 from simulations.comparing import pages
 from simulations.comparing.compare import Outcome
-from simulations.comparing.comparison import Comparison, read
+from simulations.comparing.comparison import ComparisonPlan, read
 from simulations.comparing.pages import Grid, Image, code
 from simulations.comparing.report import write_report
 from simulations.reports.plots import Picture
@@ -36,7 +36,7 @@ def run(alias: str, seed: int, mean: float, kinds: tuple[str, ...] = ("model",))
 
 
 @pytest.fixture(scope="module")
-def comparison() -> Comparison:
+def comparison() -> ComparisonPlan:
     options = {"methods": ["ditto", "fedavg", "local"], "seeds": SEEDS, "target": 60.0}
     return read(None, options)
 
@@ -55,7 +55,7 @@ def outcomes() -> list[Outcome]:
 
 
 @pytest.fixture(scope="module")
-def written(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(comparison: ComparisonPlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a report of three methods over all seeds; only to read."""
     folder = tmp_path_factory.mktemp("report")
     files = write_report(comparison, three_methods(), folder)
@@ -147,7 +147,7 @@ def test_markdown_latex_and_csv_have_the_same_numbers(written: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_failed_cell_is_a_row_and_its_method_is_not_tested(
-    comparison: Comparison, outcomes: list[Outcome], tmp_path: Path
+    comparison: ComparisonPlan, outcomes: list[Outcome], tmp_path: Path
 ) -> None:
     outcomes[2].runs[4] = {"alias": "local", "seed": 4, "error": "the worker was killed"}
     write_report(comparison, outcomes, tmp_path)

@@ -13,10 +13,9 @@ from simulations.comparing.statistics import (
     mean_of,
     pairs_of,
     ranks_of,
-    smallest_p,
     what_it_can_show,
 )
-from tests.support.refusals import names, refused
+from tests.support.refusals import names
 
 SCORES = np.array([[90.0, 91, 92, 93, 94], [80, 85, 95, 81, 82], [70, 71, 72, 73, 74]])
 
@@ -28,15 +27,6 @@ def test_the_interval_is_scipys_bootstrap() -> None:
     assert (found.low, found.high) == tuple(theirs.confidence_interval)
     assert found.low < found.value < found.high
     assert found.std == pytest.approx(np.std(SCORES[1], ddof=1))
-
-
-def test_intervals_of_two_equal_and_single_values() -> None:
-    assert mean_of([3.0, 3.0, 3.0]) == (3.0, 3.0, 3.0, 0.0)
-    low, high = mean_of([1.0, 2.0])[1:3]
-    assert 1.0 <= low < high <= 2.0
-    assert [math.isnan(value) for value in mean_of([7.0])] == [False, True, True, True]
-    with refused(ValueError, "values"):
-        mean_of([])
 
 
 def test_holm_multiplies_the_smallest_by_all_the_next_by_one_less_and_never_falls() -> None:
@@ -81,14 +71,8 @@ def test_ranks_are_means_over_seeds_with_ties_shared() -> None:
     assert math.isnan(ranks_of(SCORES[:2], higher_is_better=True).friedman)
 
 
-@pytest.mark.parametrize("seeds", [2, 5, 6, 10])
-def test_the_smallest_p_is_that_of_differences_of_one_sign(seeds: int) -> None:
-    assert smallest_p(seeds) == stats.wilcoxon(np.arange(1.0, seeds + 1)).pvalue
-
-
 def test_the_sentence_says_what_the_seeds_can_show() -> None:
     assert names(what_it_can_show(1, 3), "One seed")
     # 3 pairs: .05 / 3 is reached by 2^(1 - n) from n = 7 on.
-    assert names(what_it_can_show(5, 3), "0.0625", "no pair", "7 seeds are needed")
-    assert names(what_it_can_show(6, 3), "0.0312", "3 pairs", "no pair", "7 seeds are needed")
+    assert names(what_it_can_show(5, 3), "0.0625", "No pair", "7 seeds are needed")
     assert not names(what_it_can_show(10, 5), "needed")

@@ -62,16 +62,6 @@ def test_a_client_is_a_subject_and_inputs_are_scaled(tmp_path: Path) -> None:
             assert first <= x[:, 0].min() <= x[:, 0].max() < first + 12 * 7 * STEP
 
 
-def test_some_of_the_people(tmp_path: Path) -> None:
-    write(tmp_path)
-    everybody, some = load("uci-har", 0, tmp_path), load("uci-har", 0, tmp_path, people=2)
-    assert len(some.clients) == 2
-    for client, same in zip(some.clients, everybody.clients, strict=False):
-        assert torch.equal(client.train[0], same.train[0])
-    with refused(ValueError, "people", 4, 3):
-        load("uci-har", 0, tmp_path, people=4)
-
-
 @pytest.mark.parametrize("validation", [False, True])
 def test_parts_share_no_sample_and_come_in_time_order(tmp_path: Path, validation: bool) -> None:
     """Of 12 windows of an activity, the last round(12 / 5) = 2 test and one is dropped.
@@ -91,21 +81,6 @@ def test_parts_share_no_sample_and_come_in_time_order(tmp_path: Path, validation
                 for activity in range(6):
                     last = early[0][early[1] == activity, 0].max()
                     assert last < late[0][late[1] == activity, 0].min()
-
-
-def test_no_window_is_dropped_between_recordings(tmp_path: Path) -> None:
-    """15 windows of one activity, the last 3 of them apart from the others by another activity."""
-    y = np.array([0] * 12 + [1] * 15 + [0] * 3, np.uint8)
-    x = np.repeat((STEP * np.arange(30))[:, None] + np.arange(128), 9, axis=0)
-    write(
-        tmp_path,
-        X=x.reshape(30, 9, 128).astype(np.int16),
-        y=y,
-        subject=np.ones(30, np.uint8),
-    )
-    (client,) = load("uci-har", 0, tmp_path).clients
-    assert torch.bincount(client.train[1]).tolist() == [12, 11]  # 1 of activity 1 is dropped
-    assert torch.bincount(client.test[1]).tolist() == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -133,30 +108,3 @@ def test_files_that_are_missing_damaged_or_too_small_are_named(tmp_path: Path) -
         path.write_bytes(damaged)
         with refused(ValueError, path):
             load("uci-har", 0, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("validation", [False, True])
-def test_real_file(validation: bool) -> None:
-    if not (ROOT / "uci-har").is_dir():
-        pytest.skip("needs uci-har/uci_har_int16.npz.xz under $FL_ADMM_DATA")
-    data = load("uci-har", 0, ROOT, validation=validation)
-    assert len(data.clients) == 30
-    kept = 0
-    for client in data.clients:
-        parts = [client.train, *([client.validation] if client.validation else []), client.test]
-        kept += sum(len(y) for _, y in parts)
-        assert set(client.test[1].tolist()) == set(range(6))
-        # In this file the halves that two windows share are equal to the last bit.
-        halves = [
-            {half.numpy().tobytes() for window in x for half in window.split(STEP, dim=1)}
-            for x, _ in parts
-        ]
-        for i, early in enumerate(halves):
-            assert not any(early & late for late in halves[i + 1 :])
-        # The accelerometer with gravity is in g.
-        gravity = client.train[0][:, 6:].mean(dim=2).norm(dim=1)
-        assert gravity.mean() == pytest.approx(1, abs=0.1)
-    # 30 subjects x 6 activities lose a window at most at a cut.
-    cuts = 2 if validation else 1
-    assert 10_299 - 180 * cuts <= kept < 10_299 - 100 * cuts

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from simulations.data import load
-from simulations.data.registry import _load
 from tests.support.refusals import refused
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
@@ -66,28 +65,6 @@ def test_training_parts_of_a_source_have_mean_0_and_deviation_1(
     x = torch.cat([c.train[0] for c in data.clients[clients]]).double()
     assert x.mean(dim=0).abs().max() < 1e-5
     assert (x.std(dim=0, correction=0) - 1).abs().max() < 1e-5
-
-
-@pytest.mark.slow
-def test_scaling_does_not_see_test_samples(root: Path) -> None:
-    before = load("housing-bodyfat", 1, root).clients
-    path = root / "housing-bodyfat" / "housing.data"
-    table = np.loadtxt(path)
-    table[rows(root, HOUSING, "test").long().numpy(), :13] += 1000
-    np.savetxt(path, table)
-    _load.cache_clear()
-    after = load("housing-bodyfat", 1, root).clients
-    for a, b in zip(before[HOUSING], after[HOUSING], strict=True):
-        torch.testing.assert_close(a.train[0], b.train[0])
-        assert (b.test[0][:, :13] - a.test[0][:, :13]).min() > 10
-
-
-def test_the_14th_housing_feature_is_standard_normal_noise(root: Path) -> None:
-    x = torch.cat([c.train[0] for c in load("housing-bodyfat", 1, root).clients[HOUSING]])
-    other = torch.cat([c.train[0] for c in load("housing-bodyfat", 2, root).clients[HOUSING]])
-    assert not torch.equal(x[:, 13].sort().values, other[:, 13].sort().values)
-    # P(|N(0,1)| < 1) = .683; 4 s.d. of a share of 404 samples: 4 sqrt(.683 .317 / 404) = .093.
-    assert (x[:, 13].abs() < 1).float().mean().item() == pytest.approx(0.683, abs=0.093)
 
 
 @pytest.mark.parametrize(

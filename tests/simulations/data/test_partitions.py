@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from simulations.data import partitions
 from simulations.data.partitions import (
     by_flower,
     dirichlet_label,
@@ -72,20 +71,6 @@ def test_a_client_holds_k_shards_each_of_one_label(k: int) -> None:
         assert 1 <= np.count_nonzero(counts) <= k
 
 
-def test_shards_beyond_k_m_stay_unused() -> None:
-    """6 classes, 10 clients, k = 2: ceil(20 / 6) = 4 shards a class, of 30; 20 of 24 are drawn."""
-    labels = np.repeat(np.arange(6), 120)
-    dealt = label_count(labels, 10, 2, generator(0))
-    assert [len(part) for part in dealt] == [60] * 10
-    assert len(np.unique(np.concatenate(dealt))) == 600
-
-
-def test_which_samples_make_a_shard_is_random() -> None:
-    labels = np.repeat(np.arange(10), 300)  # sorted: shards in file order would be runs
-    part = np.sort(label_count(labels, 10, 2, generator(0))[0])
-    assert np.count_nonzero(np.diff(part) == 1) < 200  # 298 of two runs; about half by chance
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.5, 5.0])
 def test_label_shares_are_dirichlet(beta: float) -> None:
@@ -133,23 +118,6 @@ def test_noise_variance_is_sigma_i_over_m() -> None:
 def test_quantity_shares_and_their_minimum(shares: list[float], sizes: list[int]) -> None:
     dealt = dirichlet_quantity(1000, 4, 0.5, Fixed(shares))  # type: ignore[arg-type]
     assert [len(part) for part in dealt] == sizes
-
-
-def test_minimum_where_there_are_not_100_samples_a_client() -> None:
-    dealt = dirichlet_quantity(35, 4, 0.5, Fixed([0, 0, 0, 1]))  # type: ignore[arg-type]
-    assert [len(part) for part in dealt] == [8, 8, 8, 11]
-    for n in (40, 41):  # nothing, and one sample, above the minimum
-        sizes = sorted(len(part) for part in dirichlet_quantity(n, 4, 0.001, generator(0)))
-        assert sizes == [10, 10, 10, n - 30]
-
-
-@pytest.mark.parametrize("beta", [0.5, 5.0])
-def test_quantity_shares_are_dirichlet(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for the label shares; 300 draws. Without the minimum, which would cut the small ones."""
-    monkeypatch.setattr(partitions, "MIN_QUANTITY_SKEW", 0)
-    rng = generator(0)
-    sizes = [[len(part) for part in dirichlet_quantity(200, 10, beta, rng)] for _ in range(300)]
-    assert np.var(np.array(sizes) / 200) == pytest.approx(0.09 / (10 * beta + 1), rel=0.2)
 
 
 @pytest.mark.parametrize("clients", [10, 7])
@@ -206,13 +174,6 @@ def test_groups_have_classes_of_their_own() -> None:
     assert [len(set(np.array(labels)[group == k])) for k in range(4)] == [1] * 4
     assert frozenset.union(*labels) == frozenset(range(10))
     assert sum(map(len, set(labels))) == 10
-
-
-def test_every_group_sees_all_samples() -> None:
-    dealt = in_groups(12, 5, 2, generator(0))
-    assert [len(part) for part in dealt] == [4, 4, 4, 6, 6]
-    for first, last in ((0, 3), (3, 5)):
-        assert sorted(np.concatenate(dealt[first:last])) == list(range(12))
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Synthetic S1-S5: scenario table, size law and label rule (docs/methods/fpfc-notes.md, P9)."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -36,24 +35,6 @@ def test_the_papers_sizes() -> None:
     for scenario, clients, unit in (("s1", 10, 4), ("s2", 15, 10), ("s5", 0, 1)):
         with refused(ValueError, "clients", clients, unit):
             cluster_sizes(scenario, clients)
-
-
-@pytest.mark.slow
-def test_sizes_follow_five_times_floored_lognormal_plus_50() -> None:
-    """n/5 - 50 = floor(X), X ~ LogNormal(4, 2), so log(X) has quartiles 4 -+ 2 * 0.6745.
-
-    That is X = 14.2, 54.6, 210.4. Sample quartiles of 1000 draws deviate by about
-    2 * 0.043 = 0.09 in log X (s.d. sqrt(p (1-p) / n) / density at a quartile); the bounds are
-    4 s.d.
-    """
-    data = load("synthetic-s4", 1, clients=1000)
-    n = np.array([len(c.train[1]) + len(c.test[1]) for c in data.clients])
-    assert (n % 5 == 0).all()
-    assert n.min() == 250  # P(X < 1) = P(N(0, 1) < -2) = .023, so about 23 devices have it
-    quartiles = np.log(np.quantile(n / 5 - 50 + 0.5, [0.25, 0.5, 0.75]))
-    assert quartiles == pytest.approx([4 - 1.349, 4, 4 + 1.349], abs=0.36)
-    # 80/20, exact because n is a multiple of 5.
-    assert all(len(c.train[1]) == 4 * len(c.test[1]) for c in data.clients)
 
 
 @pytest.mark.parametrize(
@@ -110,21 +91,3 @@ def test_noise_changes_labels_only_and_more_noise_changes_more() -> None:
     # Noise that drowns the rule leaves ten equally likely labels.
     (drowned,) = class_counts(load("synthetic-s4", 1, clients=1, noise=1e6))
     assert drowned.max() / drowned.sum() < 0.16
-
-
-@pytest.mark.slow
-def test_majority_rate_tells_uniform_from_normal_features() -> None:
-    """P9: the majority class holds .675 (uniform) and .17 (normal) on its seed 1.
-
-    With U[0, 1) features the logits' class means are ``W_l 1 / 2 + b_l``, s.d. sqrt(60/4 + 1) = 4
-    over classes, against a spread of sqrt(60/12 + .25) = 2.3 within a class: few classes win. With
-    N(0, I) the means are b_l, s.d. 1, against 7.8: all ten win about equally often. The rate
-    varies with the seed, hence the mean over seeds and wide bounds.
-    """
-
-    def rate(features: str) -> float:
-        data = [load("synthetic-s1", seed, clients=20, features=features) for seed in range(1, 6)]
-        return float(np.mean([(c.max(1) / c.sum(1)).mean() for c in map(class_counts, data)]))
-
-    assert 0.4 < rate("uniform") < 0.85
-    assert 0.12 < rate("normal") < 0.22

@@ -1,14 +1,11 @@
 """Examples V.1 and V.2 of FedGiA: distributions, sizes, normalisation, files checked."""
 
 import os
-import warnings
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from scipy.io import loadmat, savemat
+from scipy.io import savemat
 from scipy.sparse import csc_matrix
 
 from simulations.data import TabularData, load, tabular
@@ -69,13 +66,6 @@ def test_v1_has_a_third_of_its_clients_samples_of_each_distribution() -> None:
     assert 0.798 - 0.08 < np.abs(b[~uniform]).mean() < 0.949 + 0.08
 
 
-def test_v1_shuffles_the_samples_of_all_clients() -> None:
-    for a, _ in loaded("synthetic-v1", 0).clients:
-        share = (np.median(np.abs(a), axis=1) > 1.5).mean()
-        # A third, deviation sqrt(2/9 / 50) = 0.067 in the smallest part; unshuffled 0 or 1.
-        assert 0.02 < share < 0.65
-
-
 @pytest.mark.parametrize(
     ("d", "clients"),
     [(8992, 64), (8992, 256), (1000, 1000), (7, 1), (12, 5), (400, 10), (399, 10), (200_000, 512)],
@@ -87,20 +77,6 @@ def test_random_sizes_are_above_the_bound_and_sum_to_d(d: int, clients: int) -> 
         assert part.shape == (clients,)
         assert part.sum() == d
         assert (40 * clients * part > d).all()  # part > 0.025 d/m, in integers
-
-
-@pytest.mark.slow
-def test_random_sizes_are_those_of_cut_points_drawn_until_no_part_is_too_small() -> None:
-    # 130 samples in 2 parts of more than 0.025 * 65 = 1.6, hence 2 or more: the first part has 2 to
-    # 128 samples, 127 sizes of the same probability.
-    draw = np.random.default_rng(0)
-    first = Counter(int(random_sizes(130, 2, draw)[0]) for _ in range(12700))
-    assert sorted(first) == list(range(2, 129))
-    assert max(abs(n - 100) for n in first.values()) < 5 * 10  # Poisson(100)
-    # 3 parts of 6: (5 choose 2) = 10 ways.
-    ways = Counter(tuple(random_sizes(6, 3, draw).tolist()) for _ in range(1000))
-    assert len(ways) == 10
-    assert max(abs(n - 100) for n in ways.values()) < 5 * 10
 
 
 SHAPE = (60, 8)
@@ -143,26 +119,6 @@ def test_qsar_columns_have_norm_1_and_an_empty_one_stays_empty(toxicity: Path) -
     a, _ = pooled(loaded("qsar", 0, toxicity, clients=5))
     # Bits 0 to 5 occur among 1 to 60, bit 6 (64) does not.
     np.testing.assert_allclose(np.linalg.norm(a, axis=0), [1, 1, 1, 0, 1, 1, 1, 0], rtol=1e-12)
-
-
-def test_qsar_files_may_be_dense(toxicity: Path) -> None:
-    sparse = pooled(loaded("qsar", 0, toxicity, clients=5))
-    savemat(toxicity / "qsar-oral-toxicity" / "toxicity.mat", {"X": made_up()["x"]})
-    for x, y in zip(sparse, pooled(loaded("qsar", 0, toxicity, clients=5)), strict=True):
-        np.testing.assert_array_equal(x, y)
-
-
-def test_a_warning_of_scipy_is_no_damage(toxicity: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 1.18 on it warns of the kind of sparse matrix that 1.20 will return."""
-    expected = pooled(loaded("qsar", 0, toxicity, clients=5))
-
-    def warning(*args: Any, **kwargs: Any) -> Any:
-        warnings.warn("the default of spmatrix is changing", DeprecationWarning, stacklevel=2)
-        return loadmat(*args, **kwargs)
-
-    monkeypatch.setattr("scipy.io.loadmat", warning)
-    for x, y in zip(expected, pooled(loaded("qsar", 0, toxicity, clients=5)), strict=True):
-        np.testing.assert_array_equal(x, y)
 
 
 def changed(name: str, row: int, column: int, value: float) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import pytest
 from fl_admm_strategies.runtime.record import Traffic
 from simulations.experiments.run_config import RunConfig
 from simulations.methods.measures import clustering, cost_to
-from simulations.problems.scores import METRICS, fairness, rand_index
+from simulations.problems.scores import METRICS, fairness
 from tests.simulations.quick_runs import TINY, last_evaluation, result_of, run
 
 ACCURACIES = [
@@ -41,16 +41,6 @@ def test_fairness_of_equal_values_and_of_nothing() -> None:
     assert (one["entropy"], one["jain"], one["cosine"]) == (0, 0.25, 0.5)
     assert all(math.isnan(fairness([0, 0])[name]) for name in ("cosine", "entropy", "jain"))
     assert math.isnan(fairness([-1, 2])["entropy"])
-
-
-def test_the_rand_index() -> None:
-    # Of 28 pairs 1 + 3 are together in both, 3 + 3 + 1 in the truth, 3 + 6 in what was found:
-    # (4 - 7 * 9/28)/((7 + 9)/2 - 7 * 9/28).
-    assert rand_index([0, 0, 0, 1, 1, 1, 2, 2], [0, 0, 1, 1, 1, 1, 2, 0]) == pytest.approx(
-        0.3043478261, abs=1e-8
-    )
-    assert rand_index([0, 0, 0], [4, 4, 4]) == 1
-    assert rand_index([0, 0, 0], [0, 1, 2]) == 0
 
 
 def of_clusters(labels: Any, malicious: set[int], truth: Any) -> Any:

@@ -53,19 +53,6 @@ def test_every_client_starts_from_the_weights_of_the_seed() -> None:
                 parameter.zero_()
 
 
-@pytest.mark.slow
-def test_the_settings_of_training_reach_sgd() -> None:
-    changes = ("training.momentum=0.5", "training.weight-decay=0.02", "report.metrics=['auc']")
-    client = client_of(federation_of("fedadmm-digits", *changes), 1)
-    optimizer = client.optimizer_fn(client.model.parameters(), lr=0.1)
-    assert isinstance(optimizer, torch.optim.SGD)
-    assert optimizer.param_groups[0]["momentum"] == 0.5
-    assert optimizer.param_groups[0]["weight_decay"] == 0.02
-    assert list(client.metrics) == ["accuracy", "auc"]
-    assert not client.full_batch
-    assert client.device == torch.device("cpu")
-
-
 def test_a_client_gets_validation_data_where_it_takes_some() -> None:
     options = "data.options={ clients = 4, samples = 400, validation = true }"
     client = client_of(federation_of("flame-mnist", options), 0)

@@ -40,17 +40,3 @@ def test_the_report_has_fpfc_on_the_same_clock(
     assert result["cost"] == sum(map(sum, traffic)) // 4
     assert sum(up for _, up in traffic) == 12 * 650 * 4
     assert sum(down for down, _ in traffic) == (12 + 2) * 2 * 650 * 4
-
-
-@pytest.mark.slow
-def test_in_real_time_there_is_nothing_to_compare_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # Without the table of the delay, in a file of one's own.
-    text = Path("simulations/experiments/async-digits.toml").read_text(encoding="utf-8")
-    own_file = tmp_path / "real.toml"
-    own_file.write_text(text.replace("delay = { high = 20.0 }\n", ""), encoding="utf-8")
-    folder = run(RunConfig(str(own_file), changes=TINY, out=tmp_path / "run"))
-    assert list(result_of(folder)["by_the_clock"]) == ["asyncFPFC"]
-    assert not (folder / "time.png").exists()
-    assert "seconds of training." in " ".join(capsys.readouterr().out.split())

@@ -53,29 +53,6 @@ def test_the_report_has_every_kind_of_model_and_its_fairness(tmp_path: Path) -> 
     assert result_of(one)["cells"]["personal model"]["loss-variance"] == 0
 
 
-@pytest.mark.slow
-def test_its_settings_reach_the_clients(tmp_path: Path) -> None:
-    settings = {
-        "plain": (),
-        "accuracy": ("algorithm.theta-step=accuracy", "algorithm.lr=0.2", "algorithm.max-steps=20"),
-        "anchor": ("algorithm.anchor-on=w",),
-        "sgd": ("training.momentum=0.5", "training.weight-decay=0.01"),
-    }
-    found = {
-        str(result_of(run(small(tmp_path / name, *changes)))["models"]["personal model"])
-        for name, changes in settings.items()
-    }
-    assert len(found) == len(settings)
-
-
-@pytest.mark.slow
-def test_variables_on_the_client_give_the_same_results(tmp_path: Path) -> None:
-    here = result_of(run(small(tmp_path / "here")))
-    there = result_of(run(small(tmp_path / "there", "algorithm.duals=client")))
-    for title, score in here["models"].items():
-        assert there["models"][title]["mean"] == pytest.approx(score["mean"], abs=0.02)
-
-
 @pytest.mark.parametrize("name", ["flame-mnist", "flame-fashion-mnist"])
 def test_the_paper_profile_has_the_papers_settings(name: str) -> None:
     settings = load_settings(name, profile="paper")

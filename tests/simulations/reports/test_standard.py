@@ -68,16 +68,6 @@ def test_a_row_for_every_kind_of_model_and_a_sentence(
     assert (folder / "metric.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
-def test_lp_proj_sends_a_few_numbers(tmp_path: Path) -> None:
-    changes = (*DIGITS, "algorithm.lr=0.05", "algorithm.dimension=3", "baselines={}")
-    result = result_of(run(RunConfig("lp-proj-mnist", changes=changes, out=tmp_path / "run")))
-    assert list(result["models"]) == ["personal model"]
-    # float32: 650 numbers of the model down to each client once, then 3 a client, both ways.
-    assert result["traffic"]["up"] == 4 * 3 * (4 * 3)
-    assert result["traffic"]["down"] == 4 * (3 * (4 * 3) + 4 * 650)
-
-
 def test_methods_with_more_to_say_are_known_by_their_class() -> None:
     class Faster(FPFC):
         pass

@@ -1,14 +1,12 @@
 """Figures of the report against hand-derived ones, and what the tables show."""
 
-import io
 import json
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from fl_admm_strategies.runtime.record import Traffic
-from simulations.problems.scores import METRICS, ModelScores, Score
+from simulations.problems.scores import METRICS, ModelScores, ScoreSummary
 from simulations.reports import Result, as_json, results_table, write_result
 from tests.simulations.screen import row, shown
 from tests.support.refusals import names
@@ -24,8 +22,8 @@ def make_result(**changes) -> Result:
         "data": "synthetic-s1",
         "metric": ACCURACY,
         "models": {
-            "personal model": Score(mean=0.9012, std=0.0345, worst=0.8123, best=0.9876),
-            "one global model": Score(mean=0.3, std=0.1, worst=0.1, best=0.5),
+            "personal model": ScoreSummary(mean=0.9012, std=0.0345, worst=0.8123, best=0.9876),
+            "one global model": ScoreSummary(mean=0.3, std=0.1, worst=0.1, best=0.5),
         },
         "traffic": {0: Traffic(100, 8), 1: Traffic(3000, 2000), 2: Traffic(1000, 2000)},
         "seconds": 492.3,
@@ -77,7 +75,7 @@ def test_what_is_written_is_strict_json():
 
 
 def test_result_is_strict_json(tmp_path):
-    models = {"personal model": Score(mean=np.nan, std=0.1, worst=0.2, best=np.float64(0.3))}
+    models = {"personal model": ScoreSummary(mean=np.nan, std=0.1, worst=0.2, best=np.float64(0.3))}
     write_result(tmp_path / "result.json", make_result(models=models, seed=np.int64(7)))
     got = strict((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert got["models"]["personal model"] == {"mean": None, "std": 0.1, "worst": 0.2, "best": 0.3}
@@ -122,7 +120,7 @@ def test_results_table_of_one_number_for_the_whole_federation():
     result = make_result(
         algorithm="FedGiA_D",
         metric=OBJECTIVE,
-        models={"x": Score(mean=0.24125)},
+        models={"x": ScoreSummary(mean=0.24125)},
         cells={"x": {"cr": 25, "time": 0.512}},
         published={
             "FedGiA_D": {"objective": 0.236, "cr": 19.9, "time": 0.44},
@@ -139,12 +137,15 @@ def test_results_table_of_one_number_for_the_whole_federation():
 
 
 def test_baselines_stand_between_the_run_and_the_published_numbers():
-    ditto = {"personal model": Score(0.5, 0.1, 0.2, 0.8), "one global model": Score(0.4, 0, 0, 1)}
+    ditto = {
+        "personal model": ScoreSummary(0.5, 0.1, 0.2, 0.8),
+        "one global model": ScoreSummary(0.4, 0, 0, 1),
+    }
     baselines = {
         "Ditto": ModelScores(ditto, {"one global model": {"f1": 37.5}}),
-        "Local": ModelScores({"own model": Score(0.25, 0.1, 0.1, 0.4)}),
+        "Local": ModelScores({"own model": ScoreSummary(0.25, 0.1, 0.1, 0.4)}),
     }
-    joined = {"FPFC": ModelScores({"personal model": Score(0.6, 0.1, 0.2, np.nan)})}
+    joined = {"FPFC": ModelScores({"personal model": ScoreSummary(0.6, 0.1, 0.2, np.nan)})}
     result = make_result(baselines=baselines, new_clients=joined, cells={}, metric=RMSE)
     assert row(shown(results_table(result)), "FPFC: personal model") == [
         "0.60",
@@ -163,25 +164,7 @@ def test_baselines_stand_between_the_run_and_the_published_numbers():
     assert places == sorted(places)
 
 
-def test_results_table_without_rows_of_its_own_or_published_numbers():
-    text = shown(results_table(make_result(cells={}, published={}, legend=(), seconds=7265)))
-    for absent in ("Published", "ν", "Num", "Cost", "Run here"):
-        assert absent not in text
-    assert "2:01:05, engine inprocess, seed 7." in " ".join(text.split())
-
-
 def test_brackets_in_a_name_are_shown():
     text = shown(results_table(make_result(experiment="s1 [dim]", published={"IFCA [17]": {}})))
     assert "s1 [dim]" in text
     assert row(text, "IFCA [17]") == ["–"] * 4
-
-
-def test_published_numbers_are_never_styled_as_ours():
-    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system="standard")
-    console.print(results_table(make_result()))
-    lines = console.file.getvalue().splitlines()
-    styles = {
-        name: next(line for line in lines if name in line).split("m")[0]
-        for name in ("personal model", "84.97", "89.46")
-    }
-    assert styles["personal model"] not in (styles["84.97"], styles["89.46"])

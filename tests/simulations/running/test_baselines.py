@@ -23,7 +23,7 @@ from simulations.running.apps import make_client_app
 from simulations.running.run import prepare, run_experiment
 from tests.simulations.quick_runs import TINY, last_evaluation, result_of, rounds_of, run
 from tests.support.federation import assert_same_bits
-from tests.support.refusals import names, refused
+from tests.support.refusals import names
 
 
 def config_of(out: Path, *changes: str) -> RunConfig:
@@ -116,18 +116,6 @@ def test_baselines_change_nothing_of_the_experiment_and_have_the_same_bits_twice
     assert result_of(without)["baselines"] == {}
 
 
-@pytest.mark.slow
-def test_a_baseline_that_nobody_could_evaluate_fails_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("no test data here")
-
-    monkeypatch.setattr(LocalClient, "evaluate", fail)
-    with refused(RuntimeError, "local", "--resume"):
-        run(config_of(tmp_path / "run", "baselines.local={}"))
-
-
 def test_which_form_of_a_method_ran_is_said_beside_its_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,15 +134,3 @@ def test_which_form_of_a_method_ran_is_said_beside_its_numbers(
     lines = [line.strip() for line in screen.getvalue().splitlines()]
     assert "FedADMM: Short steps: [1, eq. 3]." in lines
     assert any(names(line, "FedAvg", "As printed.") for line in lines)
-
-
-def test_the_process_keeps_its_threads(tmp_path: Path) -> None:
-    config = config_of(tmp_path / "run", "baselines.local={}", "training.num-rounds=1")
-    with InProcessGrid(make_client_app(config), 3) as grid:
-        torch.set_num_threads(2)
-        try:
-            # The engine's clients of this process set one thread, and the baselines as well.
-            run_experiment(prepare(config, "x"), grid, Console(file=io.StringIO()))
-            assert torch.get_num_threads() == 1
-        finally:
-            torch.set_num_threads(1)

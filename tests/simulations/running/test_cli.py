@@ -174,17 +174,6 @@ def test_clients_that_always_fail_fail_the_run_with_their_reason(
 DIVERGING = ("run", "digits-fpfc", "--set", "algorithm.lr=1e30")
 
 
-@pytest.mark.slow
-def test_on_ray_a_run_that_fails_in_every_round_says_so_in_one_screen(tmp_path: Path) -> None:
-    done = start(*DIVERGING, "--set", "training.num-rounds=8", "--nodes", "2", cwd=tmp_path)
-    assert done.returncode == 1
-    assert len((done.stdout + done.stderr).splitlines()) < 24
-    assert "client 0 refused: 'weight' holds NaN or infinity" in done.stderr
-    assert "more warnings follow; --verbose shows them all" in done.stderr
-    assert "The run failed. No client could train in the first " in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_verbose_shows_flowers_messages_and_the_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

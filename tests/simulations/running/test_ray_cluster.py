@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -20,8 +19,6 @@ from typer.testing import CliRunner
 from clients import client_app
 from simulations.experiments.run_config import RunConfig
 from simulations.running import cli
-from simulations.running.apps import make_client_app
-from simulations.running.host import Host
 from tests.simulations.quick_runs import run
 from tests.support.federation import Mean, assert_same_bits, initial_arrays, run_on_ray
 from tests.support.refusals import names
@@ -144,18 +141,3 @@ def test_so_it_is_of_a_comparison(options: list[str]) -> None:
     result = CliRunner().invoke(cli.cli, arguments)
     assert result.exit_code == 1
     assert names(result.output, "--ray-address", "127.0.0.1:1", *options[:1])
-
-
-def test_without_an_address_a_run_has_a_ray_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Ray would join any cluster that runs on this machine, and refuse a number of workers there.
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert Host().ray_config(verbose=False)["init_args"]["address"] == "local"
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
-    assert "address" not in Host().ray_config(verbose=False)["init_args"]
-
-
-@pytest.mark.parametrize("experiment", ["digits-fpfc", "movielens-100k", "fedapm-cifar10"])
-def test_what_travels_with_every_message_is_small(experiment: str, tmp_path: Path) -> None:
-    # Flower's engine pickles the app for every message; it holds no data, only where they are.
-    app = make_client_app(RunConfig(experiment, out=tmp_path))
-    assert len(cloudpickle.dumps(app)) < 15_000  # 10 kB are the functions themselves

@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock, Timeout
 from safetensors.numpy import load_file
 
-import simulations.reports
-from fl_admm_strategies.runtime.saving import files
 from fl_admm_strategies.runtime.saving.history import History
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
@@ -90,39 +87,6 @@ def test_without_a_folder_the_last_run_that_has_not_ended_is_resumed(
     second = find()
     assert second != first
     assert find() == second
-
-
-def test_a_run_that_is_going_on_is_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(files, "_WAIT", 0.1)
-    find = partial(results_folder, None, "digits-fpfc", load_settings("digits-fpfc"), resume=True)
-    folder = find()
-    with (
-        FileLock(folder / "checkpoints" / ".lock"),  # no singleton, so like another process's
-        pytest.raises(RuntimeError, match=r"Another process.*still going on"),
-    ):
-        find()
-
-
-def test_a_run_keeps_others_out_until_its_last_file_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    lock = FileLock(out / "checkpoints" / ".lock")  # like another process's
-    seen = []
-
-    def result_written(path: Path, result: Any) -> None:
-        seen.append(path.name)
-        with pytest.raises(Timeout):
-            lock.acquire(blocking=False)
-
-    monkeypatch.setattr(simulations.reports, "write_result", result_written)
-    run(RunConfig("fedadmm-digits", changes=OWN, out=out))
-    assert seen == ["result.json"]
-    with lock.acquire(blocking=False):
-        pass
 
 
 # --- Which settings may change --------------------------------------------------------------------
