@@ -230,7 +230,7 @@ def _measured(problem: Problem, strategy: Any, history: ScoreHistory) -> dict[st
             curves[title].append((server_round, scores.models[title].mean))
     return {
         "method": history.title,
-        "form": history.form,
+        "form": strategy.form,
         "data": problem.data.name,
         "num_clients": problem.num_clients,
         "metric": metric.key,

@@ -43,14 +43,12 @@ _WORK = {
 """What a run computed and sent: header, unit and form."""
 
 
-def write_report(
-    comparison: ComparisonPlan, outcomes: Sequence[Outcome], out: Path
-) -> Sequence[str]:
+def write_report(comparison: ComparisonPlan, outcomes: Sequence[Outcome], out: Path) -> list[str]:
     """Write the page, the tables and the pictures of a comparison.
 
     Returns
     -------
-    sequence of str
+    list of str
         The files.
 
     Raises
@@ -58,41 +56,48 @@ def write_report(
     RuntimeError
         If not one cell has numbers.
     """
-    run = next((run for one in outcomes for run in one.finished), None)
-    if run is None:
-        failed = next(run["error"] for one in outcomes for run in one.runs)
-        raise RuntimeError(f"no cell of the comparison has numbers; the first: {failed}")
-    report = ComparisonReport(comparison, outcomes, out, run)
+    report = ComparisonReport(comparison, outcomes, out)
     title, parts = report.title, report.parts()
-    write_text(out / PAGE, pages.as_html(title, parts))
-    write_text(out / "report.md", pages.as_markdown(title, parts))
-    write_text(out / "tables.tex", pages.as_latex(parts))
-    write_text(out / "cells.csv", report.cells_csv())
-    write_text(out / "curves.csv", report.curves_csv())
-    files = [PAGE, "report.md", "tables.tex", "cells.csv", "curves.csv"]
-    return [*files, *(part.path.name for part in parts if isinstance(part, Image))]
+    texts = {
+        PAGE: pages.as_html(title, parts),
+        "report.md": pages.as_markdown(title, parts),
+        "tables.tex": pages.as_latex(parts),
+        "cells.csv": report.cells_csv(),
+        "curves.csv": report.curves_csv(),
+    }
+    for name, text in texts.items():
+        write_text(out / name, text)
+    return [*texts, *(part.path.name for part in parts if isinstance(part, Image))]
 
 
 class ComparisonReport:
-    """The parts of a report; `run` is any that has numbers."""
+    """The parts of a report.
 
-    def __init__(
-        self, comparison: ComparisonPlan, outcomes: Sequence[Outcome], out: Path, run: Found
-    ) -> None:
+    Raises
+    ------
+    RuntimeError
+        If not one cell has numbers.
+    """
+
+    def __init__(self, comparison: ComparisonPlan, outcomes: Sequence[Outcome], out: Path) -> None:
+        run = next((run for one in outcomes for run in one.finished), None)
+        if run is None:
+            failed = next(run["error"] for one in outcomes for run in one.runs)
+            raise RuntimeError(f"no cell of the comparison has numbers; the first: {failed}")
         self.comparison, self.outcomes, self.out, self.run = comparison, outcomes, out, run
         self.metric: Metric = METRICS[run["metric"]]
         self.seeds = comparison.all_seeds
-        sign = -1 if self.metric.higher_is_better else 1
         self.with_numbers = sorted(
             (one for one in outcomes if one.finished),
-            key=lambda one: sign * np.mean(self.scores(one)),
+            key=lambda one: np.mean(self.scores(one)),
+            reverse=self.metric.higher_is_better,
         )
         complete = [one for one in self.with_numbers if len(one.finished) == len(self.seeds)]
         # Tests need every seed of every method that they are about.
         self.tested = complete if len(complete) > 1 and len(self.seeds) > 1 else []
-        seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
+        seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
         number = len(comparison.methods)
-        self.title = f"{number} method{'s' * (number > 1)} on {run['data']}, {seeds}"
+        self.title = f"{number} method{'s' if number > 1 else ''} on {run['data']}, {seeds}"
 
     def scores(self, outcome: Outcome, name: str = "mean") -> list[float]:
         """Return a number of the headline by seed, as it is shown."""
@@ -129,30 +134,30 @@ class ComparisonReport:
         """Show every method by the setting that was swept last, for each value of the others."""
         *others, last = self.comparison.sweep
         values = self.comparison.sweep[last]
-        found = {one.label: one for one in self.with_numbers}
+        found = {one.label: self.scores(one) for one in self.with_numbers}
         for number, point in enumerate(product(*(self.comparison.sweep[key] for key in others))):
             at = dict(zip(others, point, strict=True))
-            lines: Lines = {}
-            rows = []
-            for alias in self.comparison.methods:
-                row = [alias]
-                for value in values:
-                    one = found.get(Outcome(alias, point={**at, last: value}).label)
-                    scores = [] if one is None else self.scores(one)
-                    row.append(with_spread(self.metric, mean_of(scores)) if scores else NONE)
-                    lines.setdefault(alias, []).extend((str(value), x) for x in scores)
-                rows.append(row)
+            scores = {
+                alias: [found.get(Outcome(alias, point={**at, last: v}).label, []) for v in values]
+                for alias in self.comparison.methods
+            }
             where = "".join(f"{key} = {value}, " for key, value in at.items())
             yield Grid(
                 f"{self.metric.header}, {where}by {last}: mean ± standard deviation over seeds, of "
                 "each method's first kind of model.",
-                ["method", *(f"{value}" for value in values)],
-                rows,
+                ["method", *map(str, values)],
+                [
+                    [alias, *(with_spread(self.metric, mean_of(x)) if x else NONE for x in row)]
+                    for alias, row in scores.items()
+                ],
             )
+            lines: Lines = {
+                alias: [(str(v), one) for v, x in zip(values, row, strict=True) for one in x]
+                for alias, row in scores.items()
+            }
             if any(lines.values()):
                 name = f"sweep-{number}" if others else "sweep"
-                title = f"{self.run['data']}, {where}by {last}"
-                yield self.curves_of(lines, name, title, last)
+                yield self.curves_of(lines, name, f"{self.run['data']}, {where}by {last}", last)
 
     def curves_of(self, lines: Lines, name: str, title: str, xlabel: str) -> Image:
         """Draw the metric by what is on the x-axis."""
@@ -189,7 +194,7 @@ class ComparisonReport:
         yield text
 
     def results(self) -> Grid:
-        """Return the table of the headline."""
+        """Return the table of each method's first kind of model."""
         metric, target = self.metric, self.comparison.target
         clustered = any(_ari(run) is not None for one in self.with_numbers for run in one.finished)
         headers = ["method", "model", metric.header, "95 % interval", "Std", "Worst 10 %"]
@@ -200,7 +205,7 @@ class ComparisonReport:
             mean = mean_of(self.scores(one))
             row = [one.alias, next(iter(one.finished[0]["models"])), _text(metric, mean.value)]
             row += [_interval(metric, mean), _text(metric, mean.std)]
-            row += [_text(metric, _mean(self.scores(one, name))) for name in ("worst", "std")]
+            row += [_text(metric, np.mean(self.scores(one, name))) for name in ("worst", "std")]
             if clustered:
                 ari = [value for run in one.finished if (value := _ari(run)) is not None]
                 row.append(f"{np.mean(ari):.2f}" if ari else NONE)
@@ -224,16 +229,14 @@ class ComparisonReport:
         for run in one.finished:
             means = {int(r): v for r, v in _curve(run) if v is not None}
             traffic = {int(r): Traffic(down, up) for r, down, up in run["traffic"]}
-            cost = cost_to(target, self.metric, means, traffic, itemsize=1)
-            if cost["target-rounds"] is not None:
-                costs.append(cost)
-        if not costs:
+            costs.append(cost_to(target, self.metric, means, traffic, itemsize=1))
+        reached = [cost for cost in costs if cost["target-rounds"] is not None]
+        if not reached:
             return [NONE, NONE]
-        reached = f" ({len(costs)}/{len(one.finished)})"
-        return [
-            f"{np.mean([cost['target-rounds'] for cost in costs]):.1f}{reached}",
-            f"{np.mean([cost['target-mb'] for cost in costs]):.2f}",
-        ]
+        rounds, sent = (
+            np.mean([cost[key] for cost in reached]) for key in ("target-rounds", "target-mb")
+        )
+        return [f"{rounds:.1f} ({len(reached)}/{len(costs)})", f"{sent:.2f}"]
 
     def picture(self, name: str, title: str) -> Picture:
         """Return a picture as PNG and PDF."""
@@ -322,19 +325,19 @@ class ComparisonReport:
         """Return what the methods computed and sent."""
         rows = []
         for one in self.with_numbers:
-            runs = [_work_of(run) for run in one.finished]
-            row = [one.label]
-            for name, (_, scale, form) in _WORK.items():
-                values = [done[name] for done in runs]
-                row.append(NONE if None in values else f"{np.mean(values) / scale:{form}}")  # type: ignore[arg-type]
-            rows.append(row)
+            runs = [[*_work_of(run).values()] for run in one.finished]
+            means = np.array(runs, dtype=np.float64).mean(axis=0)
+            numbers = [
+                NONE if math.isnan(mean) else f"{mean / scale:{form}}"
+                for mean, (_, scale, form) in zip(means, _WORK.values(), strict=True)
+            ]
+            rows.append([one.label, *numbers])
         return Grid(
             "Of one run, averaged over seeds. Gradients: samples whose loss had its gradient "
             "computed in training, in all clients and rounds (a Hessian product is not counted, "
             "two losses of a sample are two). Passes: the same for one usable reply, over its "
             "client's samples. Clients trained: usable replies of all rounds; some methods train "
-            "everybody in every round by definition. MB: arrays sent to train. Seconds of "
-            "the processor.",
+            "all clients in every round. MB: arrays sent to train. Seconds of the processor.",
             ["method", *(header for header, _, _ in _WORK.values())],
             rows,
         )
@@ -451,12 +454,12 @@ class ComparisonReport:
         return text.getvalue()
 
 
-def _work_of(run: Found) -> dict[str, float | None]:
+def _work_of(run: Found) -> dict[str, Any]:
     """Return what a run computed and sent, by the names of `_WORK`."""
     passes = run.get("passes")
     down, up = (sum(moved[way] for moved in run["traffic"]) for way in (1, 2))
-    sent = {"passes": None if passes is None else _mean(passes), "down": down, "up": up}
-    return {name: sent[name] if name in sent else run[name] for name in _WORK}
+    sent = {"passes": passes and float(np.mean(passes)), "down": down, "up": up}
+    return {name: (run | sent)[name] for name in _WORK}
 
 
 def _ari(run: Found) -> float | None:
@@ -470,12 +473,8 @@ def _curve(run: Found) -> list[tuple[int, float | None]]:
     return curve
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
-
-
-def _text(metric: Metric, value: float) -> str:
-    return NONE if math.isnan(value) else metric.text(value / metric.scale)
+def _text(metric: Metric, value: float | np.floating[Any]) -> str:
+    return NONE if math.isnan(value) else metric.text(float(value) / metric.scale)
 
 
 def with_spread(metric: Metric, mean: Mean) -> str:

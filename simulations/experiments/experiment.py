@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..data import Data, FederatedData, kind_of, load, without_clients
 from ..methods import Federation, completed
 from ..problems import Problem, problem_of
 from ..reports import MethodReport, report_of
-from ..settings.constructor import Built
 from ..settings.tables import Settings
 from .loading import changed_settings, load_settings
 from .run_config import RunConfig
@@ -66,8 +65,8 @@ def load_experiment(config: RunConfig) -> Experiment:
     if unlike:
         settings = settings.model_copy(update={"published": {}})
     problem = problem_with(settings, load_data(settings, config.data_root))
-    federation, report = _federation(problem, settings.algorithm, settings.client)
-    federation = replace(federation, fixed={**federation.fixed, **report.fixed})
+    report = report_of(type(settings.algorithm).builds, type(problem))
+    federation = Federation(problem, settings.algorithm, settings.client, report.fixed)
     baselines = {name: baseline_of(problem, name) for name in settings.baselines.methods()}
     for method in (federation, *baselines.values()):
         method.strategy()  # what a constructor refuses is said now, not after the first run
@@ -114,12 +113,4 @@ def baseline_of(problem: Problem, name: str) -> Federation:
     """Return a method of ``[baselines]`` over a problem."""
     settings = problem.settings
     table = settings.baselines.methods()[name]
-    return _federation(problem, completed(table, settings.algorithm), table.client)[0]
-
-
-def _federation(problem: Problem, method: Built, client: Built) -> tuple[Federation, MethodReport]:
-    """Return a method over a problem, with the defaults that the data decide, and its report."""
-    report = report_of(type(method).builds, type(problem))
-    defaults = report.defaults(problem)
-    missing = {name: value for name, value in defaults.items() if getattr(method, name) is None}
-    return Federation(problem, method, client, missing), report
+    return Federation(problem, completed(table, settings.algorithm), table.client)

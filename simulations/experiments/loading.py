@@ -174,13 +174,12 @@ def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) ->
     problem = problem_of(kind_of(data))
     report = report_of(strategy, problem)
     client = methods.client_table(_client_of("algorithm", name, strategy, data), problem)
-    table = methods.algorithm_table(strategy, frozenset(report.fixed), report.left_out)
+    table = methods.algorithm_table(strategy, frozenset(report.fixed))
     compared: dict[str, Any] = {}
     for other in baselines:
         one = methods.strategy_named(other, "baseline")
         learner = _client_of("baseline", other, one, data)
-        left_out = report_of(one, problem).left_out
-        kind = methods.baseline_table(one, left_out, learner, problem)
+        kind = methods.baseline_table(one, learner, problem)
         # A name with a colon is a class of the user's own, whose underscores stay.
         compared[other.replace("-", "_")] = kind, Field(alias=other)
     listed = create_model("Baselines", __base__=Baselines, __cls_kwargs__=UNDOCUMENTED, **compared)

@@ -122,13 +122,10 @@ class ScoreHistory:
         The method's.
     rounds : dict of int to ModelScores
         By round, as far as it was evaluated.
-    form : str
-        Which form of the method ran; see `Algorithm.form`.
     """
 
     title: str
     rounds: dict[int, ModelScores]
-    form: str = ""
 
     @property
     def last(self) -> ModelScores:
@@ -171,7 +168,7 @@ def run_method(
     }
     if rounds:
         rounds[max(rounds)] = finished(problem, strategy, rounds, arrays)
-    return ScoreHistory(title or strategy.title, rounds, strategy.form)
+    return ScoreHistory(title or strategy.title, rounds)
 
 
 def run_here(

@@ -31,9 +31,7 @@ _LENT = ("lr", "local_epochs")
 
 
 @lru_cache
-def algorithm_table(
-    strategy: type, fixed: frozenset[str], left_out: frozenset[str]
-) -> type[AlgorithmTable]:
+def algorithm_table(strategy: type, fixed: frozenset[str]) -> type[AlgorithmTable]:
     """Return the table ``[algorithm]`` of a strategy.
 
     Parameters
@@ -41,14 +39,11 @@ def algorithm_table(
     strategy : type
     fixed : frozenset of str
         Parameters that the app sets.
-    left_out : frozenset of str
-        Parameters whose default the app finds.
     """
     return table_of(
         strategy,
         base=AlgorithmTable,
         withheld={**_OF_THE_RUN, **dict.fromkeys(fixed, "The app's report needs it as it is.")},
-        left_out=left_out,
     )
 
 
@@ -64,16 +59,14 @@ def client_table(client: type, problem: type[Problem]) -> type[Built]:
 
 
 @lru_cache
-def baseline_table(
-    strategy: type, left_out: frozenset[str], client: type, problem: type[Problem]
-) -> type[BaselineTable]:
+def baseline_table(strategy: type, client: type, problem: type[Problem]) -> type[BaselineTable]:
     """Return the table ``[baselines.NAME]`` of a method."""
     of_client = client_table(client, problem)
     return table_of(
         strategy,
         base=BaselineTable,
         withheld={name: why for name, why in _OF_THE_RUN.items() if name != "fraction_train"},
-        left_out=left_out | {*_LENT, "fraction_train"},
+        left_out={*_LENT, "fraction_train"},
         client=(of_client, default_of(of_client)),
     )
 

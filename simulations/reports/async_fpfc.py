@@ -38,38 +38,29 @@ class AsyncFPFCReport(FPFCReport):
 
     def report(self, run: Finished) -> ReportContent:
         """Report what FPFC's does, how stale replies were, and what waiting for them costs."""
-        base = super().report(run)
-        runs, clock = {run.strategy.title: _own(run)}, run.strategy.clock[run.strategy.last_round]
-        asked: AsyncFPFCReportSettings = run.settings.report  # type: ignore[assignment]
-        if run.strategy.delay is not None:
-            runs |= dict(_beside(run, count, clock) for count in asked.active)
-        if len(runs) > 1:
+        base, strategy = super().report(run), run.strategy
+        runs, clock = {strategy.title: _own(run)}, strategy.clock[strategy.last_round]
+        settings: AsyncFPFCReportSettings = run.settings.report  # type: ignore[assignment]
+        files = dict(base.files)
+        if strategy.delay is not None and settings.active:
+            runs |= dict(_beside(run, count, clock) for count in settings.active)
             plots.curves(
                 runs,
                 ylabel=run.problem.metric.axis,
                 xlabel="seconds of the simulated clock",
                 picture=run.picture("time.png", "with and without waiting"),
-                compared=[title for title in runs if title != run.strategy.title],
+                compared=[title for title in runs if title != strategy.title],
             )
-        files = {"time.png": "the metric over the time of the clock"} if len(runs) > 1 else {}
-        staleness = run.strategy.staleness
+            files["time.png"] = "the metric over the time of the clock"
+        staleness = strategy.staleness
         age = Text(
             f"Staleness: {sum(staleness.values()) / len(staleness):.1f} replies on average, "
-            f"{max(staleness.values())} at most. {clock:,.1f} seconds "
-            + ("of the simulated clock." if run.strategy.delay is not None else "of training.")
+            f"{max(staleness.values())} at most. {clock:,.1f} seconds of the clock."
         )
         *body, summary = base.body
-        return replace(
-            base,
-            body=(*body, age, summary),
-            files={**base.files, **files},
-            extra={
-                **base.extra,
-                "seconds_of_the_clock": clock,
-                "staleness": staleness,
-                "by_the_clock": runs,
-            },
-        )
+        measured = {"seconds_of_the_clock": clock, "staleness": staleness, "by_the_clock": runs}
+        extra = {**base.extra, **measured}
+        return replace(base, body=(*body, age, summary), files=files, extra=extra)
 
 
 def _headline(run: Finished, scores: ModelScores) -> float:

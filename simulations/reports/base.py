@@ -121,12 +121,6 @@ class MethodReport:
     """The table ``[report]``."""
     fixed: ClassVar[Mapping[str, Any]] = {}
     """Parameters of the strategy that the report needs as they are here."""
-    left_out: ClassVar[frozenset[str]] = frozenset()
-    """Parameters of the strategy whose default `defaults` finds."""
-
-    def defaults(self, problem: Problem) -> dict[str, Any]:
-        """Return the defaults of `left_out` for these data."""
-        return {}
 
     def title(self, strategy: StatefulStrategy) -> str:
         """Return the method's name as the published tables have it."""

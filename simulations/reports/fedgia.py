@@ -11,7 +11,6 @@ from rich.text import Text
 from fl_admm_strategies import FedGiA
 from fl_admm_strategies.runtime.callbacks import StopRule
 
-from ..data import TabularData
 from ..problems import LinearProblem, Problem
 from ..settings.tables import ReportSettings, Settings
 from . import plots
@@ -30,11 +29,6 @@ class FedGiAReport(MethodReport):
 
     problems: ClassVar[type[Problem] | None] = LinearProblem
     settings: ClassVar[type[ReportSettings]] = FedGiAReportSettings
-    left_out: ClassVar[frozenset[str]] = frozenset({"t"})
-
-    def defaults(self, problem: Problem) -> dict[str, Any]:
-        """Return Table II's t."""
-        return {"t": table_2(problem.data)}
 
     def title(self, strategy: Any) -> str:
         """Return the name with H_i and k0, as Table III has it."""
@@ -82,14 +76,6 @@ class FedGiAReport(MethodReport):
 def _own(settings: Settings) -> FedGiAReportSettings:
     assert isinstance(settings.report, FedGiAReportSettings)
     return settings.report
-
-
-def table_2(data: TabularData) -> float:
-    """Return Table II's t: sigma = t r/m."""
-    if data.loss == "least-squares":
-        return 0.15
-    samples = sum(len(targets) for _, targets in data.clients)
-    return max(0.1, 8 * math.log(samples) / data.num_features)
 
 
 def _gradients(strategy: FedGiA) -> list[tuple[int, float]]:

@@ -57,8 +57,8 @@ def _why_not(folder: Path, error: OSError) -> str:
     """Say why there can be no results folder, and what to do."""
     why = (error.strerror or str(error)).lower()
     if isinstance(error, NotADirectoryError | FileExistsError):
-        file = next((p for p in (folder, *folder.parents) if p.is_file()), None)
-        why = why if file is None else f"{file} is a file"
+        file = next(path for path in (folder, *folder.parents) if path.is_file())
+        why = f"{file} is a file"
     return f"the results folder {folder} cannot be used: {why}. Give a folder to write to as --out."
 
 
@@ -86,16 +86,10 @@ def _folder(wanted: Path, settings: Settings, resume: bool) -> Path:
 
 
 def _new_folder(name: str) -> Path:
-    stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    for suffix in ("", *(f"-{count}" for count in range(2, 1000))):
-        folder = Path("runs") / f"{stamp}{suffix}"
-        make_folder(folder.parent)
-        try:
-            folder.mkdir(0o700)
-        except FileExistsError:
-            continue
-        return folder
-    raise FileExistsError(f"runs/{stamp} and its numbered neighbours exist already")
+    folder = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+    make_folder(folder.parent)
+    folder.mkdir(0o700)
+    return folder
 
 
 def changes_in(folder: Path, settings: Settings) -> dict[str, str]:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from fl_admm_strategies import Local, StatefulStrategy
-from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
 
 from ..methods import Federation, baseline_table, client_of, completed, run_here
 from ..problems import Problem
@@ -51,7 +48,13 @@ def run_newcomers(run: Finished, console: Console) -> tuple[dict[str, ModelScore
     federation = _local(problem)
     local = federation.strategy(fraction_train=1.0)
     alone = run_here(federation, local, num_rounds=rounds, evaluate_every=rounds).last
-    sentence, found = _render(run, problem, strategy, local)
+    groups = strategy.groups()
+    joined_some = sum(group is not None for group in groups.values())
+    sentence = (
+        f"{joined_some} of {len(groups)} new clients joined a group. The models of the run are as "
+        "they were."
+    )
+    found = {"groups": groups, "clients": _last(strategy), "alone": _last(local)}
     line = (
         f"New clients: held out of the run, {rounds} rounds each after it. Local: as many from the "
         "initial model, on their data alone."
@@ -65,42 +68,9 @@ def _local(problem: Problem) -> Federation:
     kind = type(problem)
     client = client_of(Local, kind)
     assert client is not None  # it learns from all that FPFC learns from
-    table = baseline_table(Local, frozenset(), client, kind).model_validate({})
+    table = baseline_table(Local, client, kind).model_validate({})
     return Federation(problem, completed(table, problem.settings.algorithm), table.client)
 
 
 def _last(strategy: StatefulStrategy) -> Mapping[int, Mapping[str, float]]:
     return strategy.evaluate_metrics[max(strategy.evaluate_metrics)]
-
-
-def _render(
-    run: Finished, problem: Problem, joined: FPFCNewcomers, local: Local
-) -> tuple[str, dict[str, Any]]:
-    """Say who joined which group; what that came to is in the table."""
-    groups, true, of_group = joined.groups(), problem.data.true_clusters, _true_of(run)
-    right = sum(
-        true is not None and group is not None and of_group.get(group) == int(true[client])
-        for client, group in groups.items()
-    )
-    without = sum(group is None for group in groups.values())
-    sentence = f"{len(groups) - without} of {len(groups)} new clients joined a group"
-    if true is not None and without < len(groups):
-        sentence += f", {right} of them that of their kind"
-    found = {
-        "groups": groups,
-        "right": right if true is not None else None,
-        "clients": _last(joined),
-        "alone": _last(local),
-    }
-    return f"{sentence}. The models of the run are as they were.", found
-
-
-def _true_of(run: Finished) -> dict[int, int]:
-    """Return the true cluster of most of a group's clients, by group."""
-    true = run.problem.data.true_clusters
-    if true is None:
-        return {}
-    members: dict[int, list[int]] = {}
-    for client, group in run.strategy.models().cluster_of.items():
-        members.setdefault(group, []).append(int(true[client]))
-    return {group: int(np.bincount(reported).argmax()) for group, reported in members.items()}

@@ -143,7 +143,7 @@ def _report(
         for row in {**history.last.cells, **report.cells}
     }
     unlike = [", ".join(experiment.unlike)] if experiment.unlike else []
-    notes = [_forms(history, baselines), _malicious(problem), report, newcomers]
+    notes = [_malicious(problem), report, newcomers]
     result = Result(
         experiment=experiment.name,
         algorithm=finished.title,
@@ -182,15 +182,6 @@ def _report(
             f"--resume runs only the baselines again.\n{errors}"
         )
     return result
-
-
-def _forms(run: ScoreHistory, baselines: list[ScoreHistory]) -> ReportContent:
-    """Say which form of each method ran, where it has several."""
-    compared = {baseline.title: baseline.form for baseline in baselines if baseline.form}
-    lines = [f"{run.title}: {run.form}"] if run.form else []
-    lines += [f"{title}, run for comparison: {form}" for title, form in compared.items()]
-    extra = {"form": run.form, "baseline_forms": compared}
-    return ReportContent(legend=lines, extra={key: form for key, form in extra.items() if form})
 
 
 def _malicious(problem: Problem) -> ReportContent:
@@ -277,8 +268,6 @@ def _curves(history: ScoreHistory, result: Result) -> dict[str, list[tuple[int, 
 
 
 def _print_files(console: Console, run: PreparedRun, report: ReportContent, models: Models) -> None:
-    kinds = {"global": models.global_, "cluster": models.clusters, "client": models.personal}
-    saved = ", ".join(kind for kind, some in kinds.items() if some)
     files = {
         "metric.png": "the metric over the rounds",
         **report.files,
@@ -289,15 +278,13 @@ def _print_files(console: Console, run: PreparedRun, report: ReportContent, mode
             for name in run.experiment.baselines
         },
         folder.SETTINGS: "all settings; run this file to get the same numbers",
-        **({f"{MODELS_FOLDER}/": f"the models ({saved}) as safetensors"} if saved else {}),
+        f"{MODELS_FOLDER}/": "the models as safetensors",
         folder.STATE: "the server's state, with all models",
     }
     console.print(f"Results: [bold]{run.out.resolve()}[/bold]", soft_wrap=True)
-    width = max(map(len, files))
     for file, what in files.items():
-        console.print(f"  {file:<{width}} {what}", highlight=False)
-    collected = run.experiment.settings.training.collect_models
-    if not models.personal and not collected and "stay" in models.absent:
+        console.print(f"  {file:<24} {what}", highlight=False)
+    if not models.personal and "stay" in models.absent:
         console.print(
             "The clients' personal models stayed with the clients. With\n"
             "--set training.collect-models=true they are sent after the last round.",

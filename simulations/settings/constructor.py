@@ -9,10 +9,9 @@ constructor itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
-from functools import cache, reduce
+from dataclasses import is_dataclass
+from functools import cache
 from inspect import Parameter
-from operator import or_
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -152,18 +151,18 @@ def table_of(
         variadic = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
         if variadic or name in (withheld or {}):
             continue
-        choices = _choices(hints.get(name))
-        if (found := _settable(choices)) is None:
+        if (found := _setting_type(hints.get(name))) is None:
             continue
         names.append(name)
-        objects += [name] if choices.tables else []
+        if isinstance(getattr(found, "__metadata__", [None])[-1], Discriminator):
+            objects.append(name)
         default = ... if parameter.default is Parameter.empty else parameter.default
         if name in left_out:
             found, default = found | None, None
         fields[name] = (found, Field(default, description=docs.get(name)))
     made = create_model(kind.__name__, __base__=base, __cls_kwargs__=UNDOCUMENTED, **fields)
-    made.builds, made.parameters, made.objects = kind, tuple(names), frozenset(objects)
-    made.withheld, made.complete, made.tag = withheld or {}, complete, tag
+    made.builds, made.parameters, made.withheld = kind, tuple(names), withheld or {}
+    made.objects, made.complete, made.tag = frozenset(objects), complete, tag
     return made
 
 
@@ -177,25 +176,17 @@ def annotations_of(kind: type) -> dict[str, Any]:
     return found
 
 
-@dataclass
-class _Choices:
-    """What a parameter can be in TOML: plain values, and tables by their tag."""
-
-    values: list[Any] = field(default_factory=list)
-    tables: dict[str, type[Built]] = field(default_factory=dict)
-
-
-def _settable(choices: _Choices) -> Any:
-    """Return the type of a setting with these choices; None if there are none but None."""
-    if not choices.tables:
-        real = [value for value in choices.values if value is not None]
-        return reduce(or_, choices.values) if real else None
-    tagged = [Annotated[table, Tag(tag)] for tag, table in choices.tables.items()]
-    if choices.values:
-        plain = choices.values[0] if len(choices.values) == 1 else Union[*choices.values]
-        tagged.append(Annotated[plain, Tag("<value>")])
-
-    words = [w for v in choices.values if get_origin(v) is Literal for w in get_args(v)]
+def _setting_type(annotation: Any) -> Any:
+    """Return the type of a setting for a parameter; None where TOML has nothing for it."""
+    union = get_origin(annotation) in (Union, UnionType)
+    options = get_args(annotation) if union else (annotation,)
+    tables = {tag: table for option in options for tag, table in _tables_of(option).items()}
+    plain = [found for option in options if (found := _plain(option)) is not None]
+    if NoneType in options and (plain or tables):
+        plain.append(NoneType)
+    if not tables:
+        return Union[*plain] if plain else None
+    words = [word for one in plain if get_origin(one) is Literal for word in get_args(one)]
 
     def tag_of(value: Any) -> str:
         if isinstance(value, Built):
@@ -204,13 +195,25 @@ def _settable(choices: _Choices) -> Any:
             return f"<{value['type']}>" if "type" in value else Built.tag
         return "<none>" if isinstance(value, str) and words and value not in words else "<value>"
 
-    types = [repr(tag.strip("<>")) for tag in choices.tables if tag != Built.tag]
-    wanted = f"a table with type = {' or '.join(types)}" if types else "a table"
-    wanted = " or ".join([wanted, *map(repr, words)])
+    types = [repr(tag.strip("<>")) for tag in tables if tag != Built.tag]
+    wanted = [f"a table with type = {' or '.join(types)}" if types else "a table"]
+    tagged = [Annotated[table, Tag(tag)] for tag, table in tables.items()]
+    tagged += [Annotated[Union[*plain], Tag("<value>")]] if plain else []
+    choice = " or ".join([*wanted, *map(repr, words)])
     return Annotated[
         Union[*tagged],
-        Discriminator(tag_of, custom_error_type="choice", custom_error_message=wanted),
+        Discriminator(tag_of, custom_error_type="choice", custom_error_message=choice),
     ]
+
+
+def _plain(option: Any) -> Any:
+    """Return the type of a value that is no table; None where TOML has none."""
+    if option in (bool, int, float, str):
+        # No text for a number, no truth for a 1; an integer is a number.
+        return Annotated[option, Strict()]
+    if option == Sequence[float]:
+        return tuple[Annotated[float, Strict()], ...]
+    return option if get_origin(option) is Literal else None
 
 
 @cache  # most methods take the same ones
@@ -224,22 +227,3 @@ def _tables_of(annotation: Any) -> dict[str, type[Built]]:
     if isinstance(kind, type) and is_dataclass(kind):
         return {Built.tag: table_of(kind)}
     return {}
-
-
-def _choices(annotation: Any) -> _Choices:
-    if get_origin(annotation) in (Union, UnionType):
-        parts = [_choices(part) for part in get_args(annotation)]
-        return _Choices(
-            [value for part in parts for value in part.values],
-            {tag: table for part in parts for tag, table in part.tables.items()},
-        )
-    if annotation in (bool, int, float, str):
-        # No text for a number, no truth for a 1; an integer is a number.
-        return _Choices([Annotated[annotation, Strict()]])
-    if annotation is NoneType:
-        return _Choices([None])
-    if get_origin(annotation) is Literal:
-        return _Choices([annotation])
-    if annotation == Sequence[float]:
-        return _Choices([tuple[Annotated[float, Strict()], ...]])
-    return _Choices(tables=_tables_of(annotation))

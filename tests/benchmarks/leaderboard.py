@@ -158,7 +158,7 @@ class Table:
         seeds = tuple(seed for seed in whole.all_seeds if seed in ran)
         part = whole.only([one.alias for one in outcomes]).model_copy(update={"seeds": seeds})
         run = next((run for one in outcomes for run in one.finished), None)
-        self.report = run and ComparisonReport(part, outcomes, folder, run)
+        self.report = run and ComparisonReport(part, outcomes, folder)
 
     def page(self) -> str:
         """Return its page."""

@@ -16,7 +16,6 @@ from simulations.experiments.experiment import load_experiment
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from simulations.methods import grid_of
-from simulations.reports.fedgia import table_2
 from tests.simulations.quick_runs import result_of, run
 from tests.support.refusals import refused
 
@@ -58,26 +57,6 @@ def test_a_run_that_ends_too_early_says_so(
 def test_a_wrong_setting_is_named(change: str) -> None:
     with refused(ValueError, change.partition("=")[0]):
         load_settings("fedgia-v1", changes=[change])
-
-
-def test_t_that_is_left_out_is_table_2s() -> None:
-    experiment = load_experiment(RunConfig("fedgia-v1", changes=SMALL))
-    strategy = experiment.federation.strategy()
-    assert strategy.t == 0.15
-    # Nor does the written file fix it: other data have another.
-    assert "\nt = " not in experiment.settings.to_toml()
-    other = load_experiment(RunConfig("fedgia-v1", changes=(*SMALL, "algorithm.t=7")))
-    assert other.federation.strategy().t == 7
-
-
-def test_table_2() -> None:
-    data = load("synthetic-v1", 1)
-    assert table_2(data) == 0.15
-    samples = sum(len(b) for _, b in data.clients)  # n = 100: 8 ln(d)/n, about 0.7
-    logistic = type(data)(data.name, data.clients, "logistic", data.num_features)
-    assert table_2(logistic) == pytest.approx(0.08 * np.log(samples))
-    wide = type(data)(data.name, data.clients, "logistic", 10_000)
-    assert table_2(wide) == 0.1
 
 
 FORMS = [(hessian, k0) for hessian in ("gram", "diagonal") for k0 in (1, 5, 10)]

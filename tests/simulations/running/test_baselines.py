@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.numpy import load_file
 
 from clients.methods.local import LocalClient
-from fl_admm_strategies import FedADMM, FedAvg, InProcessGrid, LpProj, PFedMe, StepDecay
+from fl_admm_strategies import LpProj, PFedMe, StepDecay
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from simulations.methods import completed
-from simulations.reports import plots
-from simulations.reports.plots import Picture
-from simulations.running.apps import make_client_app
-from simulations.running.run import prepare, run_experiment
 from tests.simulations.quick_runs import TINY, last_evaluation, result_of, rounds_of, run
 from tests.support.federation import assert_same_bits
-from tests.support.refusals import names
 
 
 def config_of(out: Path, *changes: str) -> RunConfig:
@@ -114,23 +107,3 @@ def test_baselines_change_nothing_of_the_experiment_and_have_the_same_bits_twice
     state, expected = (load_file(f / "state.safetensors") for f in (first, without))
     assert_same_bits(state, expected)
     assert result_of(without)["baselines"] == {}
-
-
-def test_which_form_of_a_method_ran_is_said_beside_its_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Picture] = []
-    monkeypatch.setattr(plots, "curves", lambda *_, picture, **__: drawn.append(picture))
-    monkeypatch.setattr(FedADMM, "form", "Short steps: [1, eq. 3].")
-    monkeypatch.setattr(FedAvg, "form", "As printed.")
-    config = config_of(tmp_path / "run", "baselines={ fedavg = {}, local = {} }")
-    screen = io.StringIO()
-    with InProcessGrid(make_client_app(config), 2) as grid:
-        run_experiment(prepare(config, "x"), grid, Console(file=screen, width=200))
-    result = result_of(tmp_path / "run")
-    assert result["form"] == "Short steps: [1, eq. 3]."
-    assert result["baseline_forms"] == {"FedAvg": "As printed."}  # Local has one form only
-    assert drawn[0].setting.startswith("Short steps: [1, eq. 3]. ")
-    lines = [line.strip() for line in screen.getvalue().splitlines()]
-    assert "FedADMM: Short steps: [1, eq. 3]." in lines
-    assert any(names(line, "FedAvg", "As printed.") for line in lines)
