@@ -60,15 +60,6 @@ def test_the_navigation_has_four_groups_and_every_page() -> None:
     assert sorted(named) == sorted(str(path.relative_to(DOCS)) for path in pages)
 
 
-METHODS = sorted(path.name for path in (DOCS / "methods").glob("*.md"))
-
-
-@pytest.mark.parametrize("name", [n for n in METHODS if "notes" not in n and n != "README.md"])
-def test_a_methods_page_is_short(name: str) -> None:
-    """What derivations and experiments it rests on stands on a page of notes."""
-    assert len((DOCS / "methods" / name).read_text(encoding="utf-8").splitlines()) <= 150
-
-
 def test_the_reference_has_what_users_call() -> None:
     """Members are named one by one; what the runtime asks of a method is not among them."""
     (python,) = (entry["mkdocstrings"] for entry in SITE["plugins"] if "mkdocstrings" in entry)

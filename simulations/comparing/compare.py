@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -21,9 +21,53 @@ from ..problems.scores import METRICS
 from ..reports import write_text
 from . import cell as cells
 from .cell import Cell
-from .comparison import ComparisonPlan
-from .tuning import Study
+from .comparison import ComparisonPlan, Space
 from .workers import Pool, Workers, num_cores, ray_workers
+
+AT_ONCE = 5
+"""Trials that are drawn together; constant, so that the number of workers changes no choice."""
+
+
+def study_of(seed: int) -> Any:
+    """Return a study of Optuna's that draws by its TPE sampler; the larger a value, the better.
+
+    Raises
+    ------
+    RuntimeError
+        If Optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise RuntimeError(
+            "tune needs Optuna, which is not installed: pip install 'fl-admm-strategies[compare]'."
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = optuna.samplers.TPESampler(seed=seed)
+    return optuna.create_study(direction="maximize", sampler=sampler)
+
+
+def distributions(spaces: Mapping[str, Space]) -> dict[str, Any]:
+    """Return spaces as Optuna has them."""
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    return {
+        key: IntDistribution(int(space.low), int(space.high))
+        if space.kind == "int"
+        else FloatDistribution(space.low, space.high, log=space.kind == "log")
+        for key, space in spaces.items()
+    }
+
+
+def tell(study: Any, trial: Any, value: float | None) -> None:
+    """Say what a trial came to; None where it failed."""
+    from optuna.trial import TrialState
+
+    if value is None:
+        study.tell(trial, state=TrialState.FAIL)
+    else:
+        study.tell(trial, value)
+
 
 COMPARISON = "comparison.toml"
 CELLS = "cells"
@@ -144,18 +188,19 @@ def steps_of(
             length = max(1, 1 + round((comparison.work - once) / (twice - once)))
             outcome.tuned = dict.fromkeys(names, length)
     if spaces := comparison.spaces_of(alias):
-        study = Study(spaces, comparison.budget, seeds[0])
-        while drawn := study.ask():
-            found = yield [cell(seeds[0], tuned, True) for tuned in drawn]
-            outcome.trials += [
-                {**one, "tuned": tuned} for one, tuned in zip(found, drawn, strict=True)
-            ]
-            study.tell([_value(one) for one in found])
+        study, left = study_of(seeds[0]), comparison.budget
+        while left:
+            trials = [study.ask(distributions(spaces)) for _ in range(min(AT_ONCE, left))]
+            left -= len(trials)
+            found = yield [cell(seeds[0], trial.params, True) for trial in trials]
+            for trial, one in zip(trials, found, strict=True):
+                outcome.trials.append({**one, "tuned": trial.params})
+                tell(study, trial, _value(one))
         try:
-            outcome.tuned |= study.best()
-        except RuntimeError as error:
+            outcome.tuned |= study.best_params
+        except ValueError:
             last = next(one["error"] for one in reversed(outcome.trials) if "error" in one)
-            why = f"{error}; the last: {last}"
+            why = f"every trial of the tuning failed; the last: {last}"
             outcome.runs = [{"alias": alias, "seed": seed, "error": why} for seed in seeds]
             return outcome
     outcome.runs = yield [cell(seed, {}) for seed in seeds]

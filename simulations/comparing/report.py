@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,44 @@ from ..methods.measures import cost_to
 from ..problems.scores import METRICS, Metric
 from ..reports import write_text
 from ..reports.base import NONE
-from ..reports.plots import Picture, curves
+from ..reports.plots import COLOURS, LINES, Picture, curves, legend_below
 from ..settings.tables import given
-from . import pages, pictures
+from . import pages
 from .compare import COMPARISON, Found, Outcome, headline
 from .comparison import ComparisonPlan
 from .pages import Grid, Image, Part, code
-from .statistics import LEVEL, Mean, mean_of, pairs_of, ranks_of, what_it_can_show
+from .statistics import LEVEL, Mean, Ranks, mean_of, pairs_of, ranks_of, what_it_can_show
+
+
+def draw_ranks(names: Sequence[str], ranks: Ranks, *, picture: Picture) -> None:
+    """Draw the mean ranks, the best at the top, with half the critical difference to both sides.
+
+    Bars that do not overlap are of methods that Nemenyi's test tells apart.
+    """
+    order = sorted(range(len(names)), key=lambda k: -ranks.means[k])
+    figure, axes = picture.axes((8.0, 1.4 + 0.3 * len(names)))
+    means, rows = [ranks.means[k] for k in order], [names[k] for k in order]
+    axes.errorbar(means, rows, xerr=ranks.critical / 2, fmt="o", linewidth=3, color=COLOURS[0])
+    axes.set_xlabel("mean rank")
+    axes.margins(y=0.5 / len(names))
+    picture.save(figure)
+
+
+def draw_fairness(
+    points: Sequence[tuple[str, float, float]], *, xlabel: str, ylabel: str, picture: Picture
+) -> None:
+    """Draw a point a seed: of a method the mean over the clients, and the spread over them."""
+    import pandas as pd
+    import seaborn as sns
+
+    frame = pd.DataFrame(points, columns=["method", xlabel, ylabel])
+    palette = [*islice(cycle(LINES), frame["method"].nunique())]
+    figure, axes = picture.axes((8.0, 5.0))
+    looks = {"hue": "method", "style": "method", "palette": palette}
+    sns.scatterplot(frame, x=xlabel, y=ylabel, ax=axes, alpha=0.8, **looks)
+    legend_below(figure, axes)
+    picture.save(figure)
+
 
 PAGE = "report.html"
 Lines = dict[str, list[tuple[float | str, float]]]
@@ -264,7 +295,7 @@ class ComparisonReport:
         ranks = ranks_of([self.scores(one) for one in self.tested], self.metric.higher_is_better)
         yield "## Ranks"
         picture = self.picture("ranks", f"Mean ranks over {len(self.seeds)} seeds")
-        pictures.critical_difference(names, ranks, picture=picture)
+        draw_ranks(names, ranks, picture=picture)
         test = (
             "Friedman's test needs three methods or more."
             if math.isnan(ranks.friedman)
@@ -315,7 +346,7 @@ class ComparisonReport:
             return
         picture = self.picture("fairness", "Mean and spread over the clients, a point a seed")
         spread = f"standard deviation over clients{' (%)' if self.metric.percent else ''}"
-        pictures.fairness(points, xlabel=self.metric.axis, ylabel=spread, picture=picture)
+        draw_fairness(points, xlabel=self.metric.axis, ylabel=spread, picture=picture)
         yield "## Fairness"
         yield Image(
             picture.path, "Each point is a seed. The lower, the more alike the clients are served."

@@ -85,17 +85,14 @@ def check(name: str, data: object) -> None:
             if not (isinstance(samples, tuple) and all(isinstance(t, Tensor) for t in samples)):
                 raise ValueError(f"{where} is no pair of tensors (inputs, labels).")
             x, y = samples
-            found = [(x.dtype, tuple(x.shape)), (y.dtype, tuple(y.shape))]
-            wanted = [(torch.float32, (len(y), *shape)), (kind, (len(y),))]
+            found = (x.dtype, tuple(x.shape), y.dtype, tuple(y.shape))
+            wanted = (torch.float32, (len(y), *shape), kind, (len(y),))
             if found != wanted or not len(y):
+                raise ValueError(f"{where} has inputs and labels of {found}, expected {wanted}.")
+            classes = range(data.num_classes or 0)
+            if data.num_classes and not {int(y.min()), int(y.max())} <= {*classes}:
                 raise ValueError(
-                    f"{where} has inputs and labels of {found}, expected float32 of shape "
-                    f"(n, *{shape}) and {kind} of shape (n,), n > 0."
-                )
-            if data.num_classes and not 0 <= int(y.min()) <= int(y.max()) < data.num_classes:
-                raise ValueError(
-                    f"{where} has labels from {int(y.min())} to {int(y.max())}, expected 0 to "
-                    f"{data.num_classes - 1}."
+                    f"{where} has labels from {int(y.min())} to {int(y.max())}, expected {classes}."
                 )
 
 

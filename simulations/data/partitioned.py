@@ -18,7 +18,7 @@ from fl_admm_strategies.maths.checks import Count, NotNegative, Positive
 
 from . import partitions
 from .federated import ClientData, FederatedData, generator, split_sizes
-from .sources import Pool
+from .images import Pool
 
 Scheme = Literal[
     "label-count",
@@ -64,7 +64,7 @@ def partitioned(
     Parameters
     ----------
     source : callable
-        One of `sources`, called with (seed, root).
+        One of `images`, called with (seed, root).
     name : str
         Registry name.
     seed : int

@@ -14,13 +14,12 @@ from fl_admm_strategies.maths.checks import rules_of
 
 from ..settings.imported import imported, is_import
 from ..settings.wording import unknown
-from . import sources
 from .digits import digits_swap
 from .federated import FederatedData, check
 from .files import data_root as resolve_root
 from .har import uci_har
 from .housing_bodyfat import housing_bodyfat
-from .images import images_swap
+from .images import cifar10, digits, images_swap, mnist_family
 from .partitioned import partitioned
 from .ratings import MOVIELENS, RatingsData, movielens, synthetic_ratings
 from .synthetic import SCENARIOS, synthetic
@@ -36,12 +35,10 @@ DATASETS: dict[str, Loader] = {
     "housing-bodyfat": housing_bodyfat,
     "mnist-swap": partial(images_swap, "MNIST", "mnist-swap"),
     "fashion-mnist-swap": partial(images_swap, "FashionMNIST", "fashion-mnist-swap"),
-    "digits": partial(partitioned, sources.digits, "digits"),
-    "mnist": partial(partitioned, partial(sources.mnist_family, "MNIST"), "mnist"),
-    "fashion-mnist": partial(
-        partitioned, partial(sources.mnist_family, "FashionMNIST"), "fashion-mnist"
-    ),
-    "cifar10": partial(partitioned, sources.cifar10, "cifar10"),
+    "digits": partial(partitioned, digits, "digits"),
+    "mnist": partial(partitioned, partial(mnist_family, "MNIST"), "mnist"),
+    "fashion-mnist": partial(partitioned, partial(mnist_family, "FashionMNIST"), "fashion-mnist"),
+    "cifar10": partial(partitioned, cifar10, "cifar10"),
     "uci-har": uci_har,
     **{name: partial(movielens, name) for name in MOVIELENS},
     "synthetic-ratings": synthetic_ratings,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -12,9 +13,9 @@ from rich.text import Text
 
 from ..data import loader_of, options_of
 from ..settings.constructor import Built
-from ..settings.documented import first_line, parameter_docs
 from ..settings.section import Section
 from ..settings.tables import Settings
+from ..settings.wording import first_line, parameter_docs
 
 _TABLES = ("data", "model", "training", "attack", "algorithm", "client", "report")
 
@@ -119,13 +120,5 @@ def _tables(
 
 
 def _written(value: Any) -> str:
-    """Return a value as TOML writes it; None has no TOML."""
-    if value is None:
-        return "not given"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_written, value))}]"
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_written(inner)}" for key, inner in value.items()) + " }"
-    return str(value)
+    """Return a value as TOML and JSON write it; None has no TOML."""
+    return "not given" if value is None else json.dumps(value, ensure_ascii=False)

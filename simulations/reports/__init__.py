@@ -11,12 +11,12 @@ from .base import Finished as Finished
 from .base import MethodReport as MethodReport
 from .base import ReportContent as ReportContent
 from .fedgia import FedGiAReport
+from .files import Result as Result
 from .files import as_json as as_json
+from .files import row_of as row_of
 from .files import write_result as write_result
 from .files import write_text as write_text
 from .fpfc import FPFCReport
-from .result import Result as Result
-from .result import row_of as row_of
 from .table import results_table as results_table
 
 REPORTS: dict[type, type[MethodReport]] = {

@@ -4,19 +4,93 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic_core import to_json
 
+from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.saving.files import replacing
 
-from .result import Result, total_traffic
+from ..problems.scores import Metric, ModelScores, ScoreSummary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def row_of(method: str, kind: str) -> str:
+    """Return the title of a baseline's row."""
+    return f"{method}: {kind}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came out of a run, as plain data.
+
+    Attributes
+    ----------
+    experiment : str
+        Name of the experiment.
+    algorithm : str
+        Name of the method, spelled as in ``published``.
+    data : str
+        What the data set says it is; a stand-in says so.
+    metric : Metric
+        What ``models`` measures.
+    models : mapping of str to ScoreSummary
+        For each kind of model, such as "personal model", its score.
+    traffic : mapping of int to Traffic
+        Bytes of arrays that each round moved; round 0 is a handshake.
+    seconds : float
+        Duration of the run; of one that was resumed, since then.
+    rounds : int
+        Number of rounds.
+    engine : str
+        What ran the clients: "ray", "inprocess" or "deployment".
+    seed : int
+        Seed of the run.
+    published : mapping of str to mapping of str to float
+        For each published method its row: some of the metric's column, `COLUMNS`, and their
+        deviations over the paper's seeds, as ``NAME_std``. Shares are in percent.
+    cells : mapping of str to mapping of str to (float or None)
+        Further cells of its rows, and further rows; see `ReportContent`.
+    baselines : mapping of str to ModelScores
+        By name, the methods that were run here on the same data for comparison.
+    new_clients : mapping of str to ModelScores
+        Of the clients that were held out of the run, by what they did after it.
+    legend, extra
+        As in `ReportContent`.
+    """
+
+    experiment: str
+    algorithm: str
+    data: str
+    metric: Metric
+    models: Mapping[str, ScoreSummary]
+    traffic: Mapping[int, Traffic]
+    seconds: float
+    rounds: int
+    engine: str
+    seed: int
+    published: Mapping[str, Mapping[str, float]]
+    cells: Mapping[str, Mapping[str, float | None]] = dataclasses.field(default_factory=dict)
+    baselines: Mapping[str, ModelScores] = dataclasses.field(default_factory=dict)
+    new_clients: Mapping[str, ModelScores] = dataclasses.field(default_factory=dict)
+    legend: Sequence[str] = ()
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def total_traffic(traffic: Mapping[int, Traffic]) -> dict[str, float]:
+    """Sum up bytes of arrays: in all, and per round of training (without a handshake)."""
+    rounds = [moved for server_round, moved in traffic.items() if server_round > 0]
+    return {
+        "down": sum(moved.down for moved in traffic.values()),
+        "up": sum(moved.up for moved in traffic.values()),
+        "down_per_round": sum(moved.down for moved in rounds) / max(len(rounds), 1),
+        "up_per_round": sum(moved.up for moved in rounds) / max(len(rounds), 1),
+    }
 
 
 def as_json(value: Any, indent: int | None = None) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..problems.scores import COLUMNS, ScoreSummary
 from .base import NONE
-from .result import Result, row_of, total_traffic
+from .files import Result, row_of, total_traffic
 
 
 def small_table(title: str, first: str, *headers: str) -> Table:

@@ -17,8 +17,7 @@ from rich.console import Console
 
 from clients import client_app
 
-from ..experiments.experiment import load_experiment
-from ..experiments.run_config import RunConfig, read_run_config
+from ..experiments.experiment import RunConfig, load_experiment, read_run_config
 from ..methods import Federation
 from .run import PreparedRun, prepare, run_experiment
 

@@ -25,7 +25,7 @@ from ..experiments.catalogue import experiment_names, read_experiment
 from .host import Engine, Host
 
 if TYPE_CHECKING:
-    from ..experiments.run_config import RunConfig
+    from ..experiments.experiment import RunConfig
     from .run import PreparedRun
 
 cli = typer.Typer(
@@ -80,7 +80,7 @@ def _experiments() -> Iterator[tuple[str, str, str]]:
 
 def _methods() -> Iterator[tuple[str, str, str]]:
     from ..methods import METHODS
-    from ..settings.documented import first_line
+    from ..settings.wording import first_line
 
     for name, strategy in METHODS.items():
         yield name, first_line(strategy), strategy.paper
@@ -133,7 +133,7 @@ def run(
     """Run an experiment: train, then a table beside the published numbers, and plots."""
     from fl_admm_strategies.runtime.saving.files import NotWrittenError
 
-    from ..experiments.run_config import RunConfig
+    from ..experiments.experiment import RunConfig
     from .run import prepare
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

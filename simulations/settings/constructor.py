@@ -32,9 +32,8 @@ from fl_admm_strategies.maths.penalties import Penalty
 from fl_admm_strategies.maths.regularizers import Regularizer
 from fl_admm_strategies.runtime.common.settings import RENAMED, HasSettings, parameters_of
 
-from .documented import parameter_docs
 from .section import UNDOCUMENTED, Section, SettingError
-from .wording import hint
+from .wording import hint, parameter_docs
 
 OBJECTS: dict[object, Mapping[str, type]] = {
     Penalty: {"scad": library.SmoothedSCAD, "l1": library.L1, "mcp": library.MCP},

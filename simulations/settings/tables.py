@@ -157,11 +157,6 @@ def setting_of(settings: Settings) -> str:
     parts += given(training, without=("num_rounds", "evaluate_every", "checkpoint_every"))
     if settings.attack is not None and settings.attack.ratio > 0:
         parts += [f"attack.{part}" for part in given(settings.attack)]
-    if settings.newcomers is not None:
-        parts.append(f"newcomers.share={settings.newcomers.share:g}")
-        parts += [
-            f"newcomers.{part}" for part in given(settings.newcomers, ("share", "num_rounds"))
-        ]
     return ", ".join([*parts, f"seed={settings.seed}"])
 
 

@@ -69,8 +69,7 @@ def score(cell: Cell) -> dict[str, float]:
     """Return the mean score of each kind of models; none where the run ended with an error."""
     import torch
 
-    from simulations.experiments.experiment import load_experiment
-    from simulations.experiments.run_config import RunConfig
+    from simulations.experiments.experiment import RunConfig, load_experiment
     from simulations.methods import grid_of, run_method
 
     logging.getLogger("flwr").setLevel(logging.ERROR)

@@ -10,7 +10,7 @@ import pytest
 
 from fl_admm_strategies import run_in_process
 from simulations.experiments.catalogue import experiment_names
-from simulations.experiments.run_config import RunConfig
+from simulations.experiments.experiment import RunConfig
 from simulations.running.apps import make_client_app, make_server_app
 from simulations.running.run import prepare
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from simulations.experiments.experiment import load_experiment
+from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.experiments.loading import load_settings
-from simulations.experiments.run_config import RunConfig
 from simulations.reports import plots
 from tests.simulations.quick_runs import TINY, last_evaluation, result_of, run
 from tests.support.federation import assert_same_bits, differs

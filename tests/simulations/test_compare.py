@@ -10,7 +10,7 @@ import pytest
 from simulations.data import FederatedData, RatingsData
 from simulations.data.files import data_root
 from simulations.experiments.catalogue import read_experiment
-from simulations.experiments.run_config import RunConfig
+from simulations.experiments.experiment import RunConfig
 from simulations.methods import METHODS, data_of
 from tests.simulations.quick_runs import result_of, rounds_of, run
 

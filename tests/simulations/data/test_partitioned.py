@@ -13,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from simulations.data import ClientData, FederatedData, load, sources
+from simulations.data import ClientData, FederatedData, load
+from simulations.data.images import Pool, cifar10
 from simulations.data.partitioned import partitioned
 from tests.support.counts import class_counts
 from tests.support.refusals import refused
@@ -248,7 +249,7 @@ def test_real_mnist() -> None:
 @pytest.mark.slow
 def test_real_cifar10() -> None:
     root = needs("cifar10/cifar10_jpeg_q75.npz")
-    pool = sources.cifar10(0, root)
+    pool = cifar10(0, root)
     assert np.bincount(pool.labels).tolist() == [6000] * 10
     data = load("cifar10", 0, root, samples=1000)
     assert list(map(size, data.clients)) == [100] * 10
@@ -272,9 +273,7 @@ def test_the_groups_of_label_groups_are_the_true_clusters() -> None:
 def test_rotation_turns_the_pictures_of_a_group(shape: tuple[int, ...]) -> None:
     pictures = torch.arange(40 * 9.0).reshape(40, 1, 3, 3)  # of which no two are alike
     labels = np.arange(40) % 10
-    pool = sources.Pool(
-        labels, 10, lambda index: pictures[torch.from_numpy(index)].reshape(-1, *shape)
-    )
+    pool = Pool(labels, 10, lambda index: pictures[torch.from_numpy(index)].reshape(-1, *shape))
     data = partitioned(lambda seed, root: pool, "x", 0, ROOT, partition="rotation", clients=4)
     assert data.true_clusters.tolist() == [0, 1, 2, 3]
     for turns, client in enumerate(data.clients):

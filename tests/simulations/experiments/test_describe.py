@@ -6,7 +6,7 @@ import pytest
 
 from simulations.experiments.describe import described, settings_in
 from simulations.experiments.loading import load_settings
-from simulations.settings.documented import parameter_docs
+from simulations.settings.wording import parameter_docs
 from tests.simulations.quick_runs import EXPERIMENTS
 from tests.simulations.screen import shown
 
@@ -36,10 +36,10 @@ def test_what_is_shown_of_a_setting() -> None:
     assert "algorithm.lam = 1.0" in lines
     assert "    lambda, how strongly a personal model is held near the global one." in lines
     assert "training.batch-size = 20  (default: not given)" in lines
-    assert "data.options.partition = hybrid  (default: label-count)" in lines
+    assert 'data.options.partition = "hybrid"  (default: "label-count")' in lines
     assert "ditto: lam = 1.0" in lines
     assert "paper: the settings as they are" in lines
-    assert "authors: algorithm.anchor-on = w, training.momentum = 0.5," in " ".join(lines)
+    assert 'authors: algorithm.anchor-on = "w", training.momentum = 0.5,' in " ".join(lines)
 
 
 def test_a_table_among_the_settings_is_shown_with_its_own() -> None:

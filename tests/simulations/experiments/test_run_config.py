@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.experiments.run_config import RunConfig, read_run_config
+from simulations.experiments.experiment import RunConfig, read_run_config
 from tests.support.refusals import refused
 
 

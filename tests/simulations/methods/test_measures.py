@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fl_admm_strategies.runtime.record import Traffic
-from simulations.experiments.run_config import RunConfig
+from simulations.experiments.experiment import RunConfig
 from simulations.methods.measures import clustering, cost_to
 from simulations.problems.scores import METRICS, fairness
 from tests.simulations.quick_runs import TINY, last_evaluation, result_of, run

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fl_admm_strategies import FedAvg
-from simulations.experiments.experiment import load_experiment
-from simulations.experiments.run_config import RunConfig
+from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.methods import grid_of
 from tests.support.refusals import refused
 

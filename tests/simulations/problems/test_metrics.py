@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clients import SGDClient
 from clients.toolkit.solving.steps import take_steps
-from simulations.problems.metrics import auc, macro_f1, weighted_f1
+from simulations.problems.torch_model import auc, macro_f1, weighted_f1
 
 
 def chosen(classes: list[int], of: int) -> Tensor:

@@ -11,9 +11,8 @@ from flwr.app import Context, RecordDict
 
 from clients import FedAPMClient, FLAMEClient
 from simulations.data import ClientData, FederatedData
-from simulations.experiments.experiment import load_experiment
+from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.experiments.loading import load_settings
-from simulations.experiments.run_config import RunConfig
 from simulations.methods import Federation
 from simulations.problems import TorchProblem
 from tests.simulations.quick_runs import TINY, result_of, run

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulations.experiments.run_config import RunConfig
+from simulations.experiments.experiment import RunConfig
 from tests.simulations.quick_runs import result_of, rounds_of, run
 from tests.support.refusals import names
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from fl_admm_strategies.algorithms.fpfc.path import PathTaken
-from simulations.experiments.experiment import load_experiment
+from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.experiments.loading import load_settings
-from simulations.experiments.run_config import RunConfig
-from simulations.reports.clusters import render_path
+from simulations.reports.fpfc import render_path
 from tests.simulations.quick_runs import result_of, rounds_of, run
 from tests.support.refusals import names, refused
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fl_admm_strategies import load_models
-from simulations.experiments.run_config import RunConfig
+from simulations.experiments.experiment import RunConfig
 from tests.simulations.quick_runs import last_evaluation, result_of, run
 
 CHANGES = (

@@ -5,7 +5,7 @@ import pytest
 
 from fl_admm_strategies.algorithms.fpfc.diagnostics import FPFCDiagnostics
 from fl_admm_strategies.maths.clustering import fusion_bound
-from simulations.reports.clusters import (
+from simulations.reports.fpfc import (
     ClusteringRow,
     clustering_at,
     communication_cost,

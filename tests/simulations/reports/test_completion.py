@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from simulations.data import load
+from simulations.experiments.experiment import RunConfig
 from simulations.experiments.loading import load_settings
-from simulations.experiments.run_config import RunConfig
 from simulations.reports import plots
 from tests.simulations.quick_runs import result_of, rounds_of, run
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from simulations.experiments.experiment import RunConfig
 from simulations.experiments.loading import load_settings
-from simulations.experiments.run_config import RunConfig
 from tests.simulations.quick_runs import last_evaluation, result_of, run
 
 DIGITS = (

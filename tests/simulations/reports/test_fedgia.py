@@ -12,9 +12,8 @@ import pytest
 
 from fl_admm_strategies import FedGiA
 from simulations.data import load
-from simulations.experiments.experiment import load_experiment
+from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.experiments.loading import load_settings
-from simulations.experiments.run_config import RunConfig
 from simulations.methods import grid_of
 from tests.simulations.quick_runs import result_of, run
 from tests.support.refusals import refused

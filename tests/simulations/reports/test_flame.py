@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simulations.experiments.experiment import RunConfig
 from simulations.experiments.loading import load_settings
-from simulations.experiments.run_config import RunConfig
 from tests.simulations.quick_runs import last_evaluation, result_of, run
 
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from fl_admm_strategies import run_in_process
 from simulations import client_app, server_app
-from simulations.experiments.run_config import RunConfig
+from simulations.experiments.experiment import RunConfig
 from tests.simulations.quick_runs import TINY, run
 from tests.support.federation import assert_same_bits
 from tests.support.refusals import refused

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 from clients.methods.local import LocalClient
 from fl_admm_strategies import LpProj, PFedMe, StepDecay
+from simulations.experiments.experiment import RunConfig
 from simulations.experiments.loading import load_settings
-from simulations.experiments.run_config import RunConfig
 from simulations.methods import completed
 from tests.simulations.quick_runs import TINY, last_evaluation, result_of, rounds_of, run
 from tests.support.federation import assert_same_bits

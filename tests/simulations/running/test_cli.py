@@ -80,7 +80,7 @@ def test_list_methods_names_every_method_with_its_paper() -> None:
 def test_describe_shows_a_setting_and_names_what_it_does_not_know() -> None:
     code, output = invoke("describe", "digits-fpfc")
     assert code == 0
-    assert "algorithm.penalty = auto" in output
+    assert 'algorithm.penalty = "auto"' in output
     code, output = invoke("describe", "synthetic-s1", "--profile", "quik")
     assert code == 1
     assert names(output, "quik", "quick")

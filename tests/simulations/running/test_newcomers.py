@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from simulations.data import FederatedData, load, without_clients
-from simulations.experiments.experiment import load_experiment
+from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.experiments.loading import load_settings
-from simulations.experiments.run_config import RunConfig
 from tests.simulations.quick_runs import result_of, run
 from tests.support.refusals import refused
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from clients import client_app
-from simulations.experiments.run_config import RunConfig
+from simulations.experiments.experiment import RunConfig
 from simulations.running import cli
 from tests.simulations.quick_runs import run
 from tests.support.federation import Mean, assert_same_bits, initial_arrays, run_on_ray

@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from fl_admm_strategies.runtime.saving.history import History
+from simulations.experiments.experiment import RunConfig
 from simulations.experiments.loading import load_settings
-from simulations.experiments.run_config import RunConfig
 from simulations.running.folder import results_folder
 from simulations.running.run import prepare
 from tests.simulations.quick_runs import TINY, rounds_of, run

@@ -15,9 +15,8 @@ from safetensors.numpy import load_file
 
 from clients import LocalClient
 from fl_admm_strategies import load_models
-from simulations.experiments.experiment import load_experiment
+from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.experiments.loading import load_settings
-from simulations.experiments.run_config import RunConfig
 from tests.simulations.quick_runs import TINY, result_of, rounds_of, run
 from tests.support.federation import assert_same_bits
 from tests.support.refusals import names, refused

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulations.experiments.experiment import load_experiment
-from simulations.experiments.run_config import RunConfig
+from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.settings.tables import setting_of
 
 
