@@ -67,9 +67,9 @@ if TYPE_CHECKING:
     from .toolkit.round.torch_client import MeanMetric as MeanMetric
     from .toolkit.round.torch_client import TorchClient as TorchClient
     from .toolkit.round.torch_client import rmse as rmse
+    from .toolkit.solving.cohort import accuracy as accuracy
     from .toolkit.solving.curvature import LeastSquares as LeastSquares
     from .toolkit.solving.curvature import Logistic as Logistic
-    from .toolkit.solving.measured import accuracy as accuracy
     from .toolkit.solving.objective import LocalObjective as LocalObjective
     from .toolkit.solving.recommender import FactorRecommender as FactorRecommender
     from .toolkit.solving.recommender import ItemRecommender as ItemRecommender

@@ -10,13 +10,15 @@ from torch.utils.data import TensorDataset
 
 from fl_admm_strategies.maths.checks import check_count
 
+from .draws import order_of
+
 
 class Minibatches:
     """Shuffled batches of tensors in memory; the last one of an epoch may be smaller.
 
-    Its batches are those of ``DataLoader(TensorDataset(inputs, targets), batch_size,
-    shuffle=True)``, bit for bit and from the same random numbers, sliced without the loader's cost
-    for each sample and epoch: `torch.manual_seed` governs the order, each epoch has its own.
+    It takes the place of ``DataLoader(TensorDataset(inputs, targets), batch_size, shuffle=True)``
+    without the loader's cost for each sample and epoch. Each epoch has an order of its own, a hash
+    of one number that torch's generator draws, so that `torch.manual_seed` governs it.
 
     Parameters
     ----------
@@ -41,21 +43,24 @@ class Minibatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of an epoch."""
-        order = self._drawn()
         inputs, targets = self.dataset.tensors
+        order = order_of(self.draw(), len(inputs), inputs.device)
         for places in torch.split(order, self.batch_size):
             yield inputs[places], targets[places]
 
-    def epoch(self) -> tuple[Tensor, Tensor]:
-        """Return the batches of an epoch one after another, in less time than one by one."""
-        order = self._drawn()
-        inputs, targets = self.dataset.tensors
-        return inputs[order], targets[order]
+    @property
+    def sizes(self) -> list[int]:
+        """How many samples each batch of an epoch has."""
+        whole, rest = divmod(len(self.dataset), self.batch_size)
+        return [self.batch_size] * whole + [rest] * bool(rest)
 
-    def _drawn(self) -> Tensor:
-        """Draw the order of an epoch."""
-        # A DataLoader draws a seed for its workers, of which there are none here, then the order's.
-        _, seed = torch.empty(2, dtype=torch.int64).random_().tolist()
-        generator = torch.Generator()
-        generator.manual_seed(seed)
-        return torch.randperm(self.dataset.tensors[0].shape[0], generator=generator)
+    @staticmethod
+    def draw() -> int:
+        """Draw the key of an epoch's order."""
+        return int(torch.empty((), dtype=torch.int64).random_())
+
+    def on(self, device: torch.device) -> Minibatches:
+        """Return them with their tensors on a device, where these stay from round to round."""
+        if any(tensor.device != device for tensor in self.dataset.tensors):
+            self.dataset = TensorDataset(*(tensor.to(device) for tensor in self.dataset.tensors))
+        return self

@@ -26,8 +26,15 @@ from ..models.arrays import ModelArrays, in_full, tensors_of, to_read
 from ..solving.cohort import evaluate_together, fit_together
 from ..solving.features import frozen_layers_applied
 from ..solving.objective import LocalObjective
-from ..solving.solvers import LocalProblem, LossFn, OptimizerFn, SchedulerFn, gradient_descent
-from ..solving.stacked import Step, plain_step
+from ..solving.solvers import (
+    SGD,
+    LocalProblem,
+    LossFn,
+    OptimizerFn,
+    SchedulerFn,
+    gradient_descent,
+    sgd_of,
+)
 from ..solving.steps import Evaluation, Measurement, Minimisation, Scalars, Steps
 from ..solving.stepsum import StepMeter, sum_of_steps
 from .base import Asked, MethodClient
@@ -205,11 +212,11 @@ class TorchClient(MethodClient[Asked]):
             )
         return reported | metrics
 
-    def known_step(self, lr: float) -> Step | None:
+    def known_step(self, lr: float) -> SGD | None:
         """Return how `minimise` steps, where the step sizes follow from that."""
         if self.own_loop or self.max_grad_norm is not None:
             return None
-        return plain_step(lr, self.optimizer_fn, self.scheduler_fn, None)
+        return sgd_of(lr, self.optimizer_fn, self.scheduler_fn)
 
     def step_sum(self, asked: Minimisation, moving: Mapping[str, nn.Parameter]) -> Scalars:
         """Return the sum of a round's step sizes as a metric, where it is asked for and known."""
@@ -225,8 +232,8 @@ class TorchClient(MethodClient[Asked]):
 
     def problem_of(self, asked: Minimisation) -> LocalProblem:
         """Return the loss that a step is taken on."""
-        problem = self.train_problem
-        return problem if asked.loader is None else replace(problem, loader=asked.loader)
+        loader = self.train_loader if asked.loader is None else asked.loader
+        return replace(self.train_problem, loader=loader, seed=self._seed)
 
     @contextmanager
     def training_on(self, problem: LocalProblem) -> Iterator[None]:

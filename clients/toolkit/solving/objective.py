@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from fl_admm_strategies.maths.blocks import PIECE
 from ..models.arrays import parameters_of
 from .stepsum import StepMeter
 
+Weight = float | Tensor
+
 
 @dataclass(frozen=True)
 class ProximalTerm:
@@ -22,13 +25,13 @@ class ProximalTerm:
 
     Attributes
     ----------
-    weight : float
-        c > 0.
+    weight : float, or Tensor of shape (clients,)
+        c > 0. In a stack each client has its own, and anchors and parameters begin with clients.
     anchor : mapping of str to Tensor
         a, by parameter name; parameters that it does not name are not in u.
     """
 
-    weight: float
+    weight: Weight
     anchor: Mapping[str, Tensor]
 
     @property
@@ -39,13 +42,19 @@ class ProximalTerm:
     def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
         """Add c (u - a) to the parameters' ``.grad``."""
         for parameter, anchor in _pairs(moving, self.anchor):
-            for u, a, gradient in _parts(parameter.detach(), anchor, _gradient_of(parameter)):
-                gradient.add_(u - a, alpha=self.weight)
+            found = parameter.detach(), anchor, _gradient_of(parameter)
+            for u, a, gradient in [found] if isinstance(self.weight, Tensor) else _parts(*found):
+                _add(gradient, u - a, self.weight)
 
     def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
         """Return (c/2) ||u - a||^2."""
         squares = ((u - anchor).square().sum() for u, anchor in _pairs(moving, self.anchor))
         return 0.5 * self.weight * sum(squares, torch.zeros(()))
+
+    @staticmethod
+    def stacked(terms: Sequence[ProximalTerm]) -> ProximalTerm:
+        """Return the terms of several clients as one."""
+        return ProximalTerm(*_stacks([(term.weight, term.anchor) for term in terms]))
 
 
 @dataclass(frozen=True)
@@ -54,13 +63,13 @@ class LinearTerm:
 
     Attributes
     ----------
-    weight : float
+    weight : float, or Tensor of shape (clients,)
         c > 0.
     slope : mapping of str to Tensor
         s, by parameter name; parameters that it does not name are not in u.
     """
 
-    weight: float
+    weight: Weight
     slope: Mapping[str, Tensor]
 
     @property
@@ -71,12 +80,17 @@ class LinearTerm:
     def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
         """Add c s to the parameters' ``.grad``."""
         for parameter, slope in _pairs(moving, self.slope):
-            _add(parameter, slope, self.weight)
+            _add(_gradient_of(parameter), slope, self.weight)
 
     def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
         """Return c <s, u>."""
         products = ((u * slope).sum() for u, slope in _pairs(moving, self.slope))
         return self.weight * sum(products, torch.zeros(()))
+
+    @staticmethod
+    def stacked(terms: Sequence[LinearTerm]) -> LinearTerm:
+        """Return the terms of several clients as one."""
+        return LinearTerm(*_stacks([(term.weight, term.slope) for term in terms]))
 
 
 @dataclass(frozen=True)
@@ -85,11 +99,11 @@ class ProjectedTerm:
 
     Attributes
     ----------
-    weight : float
+    weight : float, or Tensor of shape (clients,)
         c > 0.
     projection : Tensor of shape (k, d)
         P; its columns are the entries of the named parameters, one parameter after another.
-    target : Tensor of shape (k,)
+    target : Tensor of shape (k,), or (clients, k)
         a.
     names : sequence of str
         The parameters that u consists of; all of them must move.
@@ -98,24 +112,26 @@ class ProjectedTerm:
         sign(.), 0 at 0.
     """
 
-    weight: float
+    weight: Weight
     projection: Tensor
     target: Tensor
     names: Sequence[str]
     power: int = 2
 
     def image(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return P u, shape (k,)."""
-        flat = torch.cat([parameters[name].flatten() for name in self.names])
-        return self.projection.to(flat.device) @ flat.to(self.projection.dtype)
+        """Return P u, shape (k,) or (clients, k)."""
+        clients = self.target.ndim - 1
+        flat = torch.cat([parameters[name].flatten(clients) for name in self.names], -1)
+        return flat.to(self.projection.dtype) @ self.projection.to(flat.device).t()
 
     def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
         """Add c P^T psi(P u - a) to the parameters' ``.grad``."""
         slope = self.slope(self._gap(moving))
         gradient = slope @ self.projection.to(slope)
-        sizes = [moving[name].numel() for name in self.names]
-        for name, part in zip(self.names, torch.split(gradient, sizes), strict=True):
-            _add(moving[name], part.view_as(moving[name]), self.weight)
+        clients = self.target.ndim - 1
+        sizes = [moving[name].shape[clients:].numel() for name in self.names]
+        for name, part in zip(self.names, torch.split(gradient, sizes, -1), strict=True):
+            _add(_gradient_of(moving[name]), part.view_as(moving[name]), self.weight)
 
     def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
         """Return the term."""
@@ -133,9 +149,21 @@ class ProjectedTerm:
         change = step * self.weight * self.slope(self._gap(parameters))
         return replace(self, target=self.target + change.to(self.target))
 
+    @staticmethod
+    def stacked(terms: Sequence[ProjectedTerm]) -> ProjectedTerm:
+        """Return the terms of several clients, which share their projection, as one."""
+        first = terms[0]
+        others = [t.projection for t in terms if t.projection is not first.projection]
+        if not all(torch.equal(other, first.projection) for other in others):
+            raise ValueError("The projections of the clients differ, expected one.")
+        target = torch.stack([term.target for term in terms])
+        return replace(
+            first, weight=_numbers([term.weight for term in terms], target), target=target
+        )
+
     def _gap(self, moving: Mapping[str, Tensor]) -> Tensor:
         image = self.image(moving)
-        return image - self.target.to(image)
+        return image - rows(self.target.to(image), image)
 
 
 Term = ProximalTerm | LinearTerm | ProjectedTerm
@@ -147,17 +175,45 @@ def _pairs(
     """Yield those parameters that move of the named ones, and what a term has for them."""
     for name, constant in constants.items():
         if (parameter := moving.get(name)) is not None:
-            yield parameter, constant.to(parameter.device)
+            yield parameter, rows(constant.to(parameter.device), parameter)
 
 
-def _add(parameter: nn.Parameter, gradient: Tensor, weight: float) -> None:
-    _gradient_of(parameter).add_(gradient, alpha=weight)
+def rows(constant: Tensor, like: Tensor) -> Tensor:
+    """Return what a stack's first clients have of a constant, as many as in another tensor."""
+    return constant if constant.shape == like.shape else constant[: len(like)]
+
+
+def times(weight: Weight, values: Tensor) -> Tensor:
+    """Return values times their clients' weights, or the one of all."""
+    if not isinstance(weight, Tensor) or weight.ndim == 0:
+        return weight * values
+    return weight[: len(values)].view(-1, *[1] * (values.ndim - 1)) * values
+
+
+def _add(gradient: Tensor, change: Tensor, weight: Weight) -> None:
+    if isinstance(weight, Tensor):
+        gradient.add_(times(weight, change))
+    else:
+        gradient.add_(change, alpha=weight)
 
 
 def _gradient_of(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:  # a parameter the loss does not reach
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
+
+
+def _stacks(
+    terms: Sequence[tuple[Weight, Mapping[str, Tensor]]],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return several clients' weights and named tensors, each as one tensor of all."""
+    constants = [constant for _, constant in terms]
+    stacks = {name: torch.stack([one[name] for one in constants]) for name in constants[0]}
+    return _numbers([weight for weight, _ in terms], next(iter(stacks.values()))), stacks
+
+
+def _numbers(numbers: Sequence[Weight], like: Tensor) -> Tensor:
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
 
 def _parts(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
@@ -218,6 +274,14 @@ class LocalObjective:
         """f before the first step, on all samples or the first batch, where the solver noted it."""
         self.steps = 0
         """How many steps were taken: how often its gradient was added, or its value."""
+
+    @staticmethod
+    def stacked(objectives: Sequence[LocalObjective]) -> LocalObjective:
+        """Return the objectives of several clients, which have terms of the same kinds, as one."""
+        made = LocalObjective(moving=objectives[0]._moving)
+        of_terms: Any = zip(*(objective.pulls for objective in objectives), strict=True)
+        made.pulls = [type(terms[0]).stacked(terms) for terms in of_terms]
+        return made
 
     def add_gradient(self, model: nn.Module) -> None:
         """Add sum_k (c_k / alpha) (u - a_k) to the ``.grad`` of the model's parameters.

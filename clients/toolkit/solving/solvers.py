@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +23,10 @@ from ..data.batches import (
     split_batch,
     to_device,
 )
+from ..data.draws import bits
 from ..data.minibatches import Minibatches
-from .objective import LocalObjective
+from .calls import ClientCalls
+from .objective import LocalObjective, rows, times
 
 LossFn = Callable[[Any, Any], Tensor]
 OptimizerFn = Callable[..., torch.optim.Optimizer]
@@ -45,11 +49,14 @@ class Epoch(NamedTuple):
     inputs : Tensor of shape (n, ...)
     targets : Tensor of shape (n, ...)
     sizes : sequence of int
+    key : int or None
+        Of the random order in which the samples are to be taken; None where they are in it already.
     """
 
     inputs: Tensor
     targets: Tensor
     sizes: Sequence[int]
+    key: int | None = None
 
 
 class Drawn(list[Any]):
@@ -77,6 +84,9 @@ class LocalProblem:
         with: a dict as keyword arguments, a tuple as positional ones.
     device : torch.device
         Where batches are moved to.
+    seed : int or None (default: None)
+        Of the round: what dropout draws in a descent is a hash of it, of the epoch and the step.
+        Without it, dropout draws from torch's generator.
     """
 
     model: nn.Module
@@ -84,6 +94,7 @@ class LocalProblem:
     loss_fn: LossFn | None
     split_batch: SplitBatch
     device: torch.device
+    seed: int | None = None
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches on the device; there must be one."""
@@ -99,17 +110,16 @@ class LocalProblem:
         ValueError
             If they are not tensors of samples of one kind.
         """
-        if type(self.loader) is Minibatches and self.split_batch is split_batch:
-            x, y = self.loader.epoch()
-            whole, rest = divmod(x.shape[0], self.loader.batch_size)
-            sizes = [self.loader.batch_size] * whole + [rest] * bool(rest)
-            return Epoch(x.to(self.device), y.to(self.device), sizes)
+        loader = self.loader
+        if type(loader) is Minibatches and self.split_batch is split_batch:
+            inputs, targets = loader.on(self.device).dataset.tensors
+            return Epoch(inputs, targets, loader.sizes, loader.draw())
         batches = list(self.batches())
         kinds = set()
         for batch in batches:
             for values in (batch.inputs, batch.targets):
-                rows = values.shape[:1] if isinstance(values, Tensor) else ()
-                if not batch.size or rows != (batch.size,):
+                first = values.shape[:1] if isinstance(values, Tensor) else ()
+                if not batch.size or first != (batch.size,):
                     raise ValueError("A batch is not of tensors with a sample in each row.")
             kinds.add(tuple((v.shape[1:], v.dtype) for v in (batch.inputs, batch.targets)))
         if len(kinds) != 1:
@@ -126,8 +136,8 @@ class LocalProblem:
             yield Drawn(some, sum(self._read(batch).size for batch in some))
 
     def _epoch(self) -> Iterator[Any]:
-        empty = True
-        for batch in self.loader:
+        empty, loader = True, self.loader
+        for batch in loader.on(self.device) if isinstance(loader, Minibatches) else loader:
             yield batch
             empty = False
         if empty:
@@ -165,16 +175,56 @@ class LocalProblem:
         Full means: over all the samples that the loader yields.
         """
         self.model.zero_grad()
-        value, seen = 0.0, 0
+        return float(self._full_gradient()[0])
+
+    def _full_gradient(self, epoch: int = 0) -> tuple[Tensor, int]:
+        """Add the full gradient to the parameters' ``.grad``; return f, and how many samples."""
+        value, seen = torch.zeros(()), 0
         for batch in self.batches():
-            loss = self.loss(batch) * batch.size
+            loss = self._loss_in_training(batch, epoch, seen) * batch.size
             loss.backward()  # type: ignore[no-untyped-call]
-            value += loss.item()
+            value = value.to(loss) + loss.detach()
             seen += batch.size
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 parameter.grad /= seen
-        return value / seen
+        return value / seen, seen
+
+    @contextmanager
+    def moving(self, objective: LocalObjective) -> Iterator[dict[str, nn.Parameter]]:
+        """Freeze all parameters that are not in u; yield those that move, without a gradient."""
+        with objective.others_fixed(self.model) as moving:
+            for parameter in moving.values():
+                parameter.grad = None
+            yield moving
+
+    def gradients(
+        self, moving: dict[str, nn.Parameter], epoch: int, full_batch: bool
+    ) -> Iterator[Gradient]:
+        """Yield the gradient of every step of an epoch, which is in the parameters' ``.grad``."""
+        if full_batch:
+            yield Gradient(moving, *self._full_gradient(epoch))
+            return
+        seen = 0
+        for batch in self.batches():
+            loss = self._loss_in_training(batch, epoch, seen)
+            loss.backward()  # type: ignore[no-untyped-call]
+            yield Gradient(moving, loss.detach(), batch.size)
+            seen += batch.size
+
+    def _loss_in_training(self, batch: Batch, epoch: int, first: int) -> Tensor:
+        """Return the mean loss over a batch, of which the first sample has a place in an epoch."""
+        if self.seed is None or self.model in _WITHOUT_DROPOUT:
+            return self.loss(batch)
+        with ClientCalls(bits(self.seed, epoch), first) as calls:
+            loss = self.loss(batch)
+        if not calls.dropouts:
+            _WITHOUT_DROPOUT.add(self.model)
+        return loss
+
+
+_WITHOUT_DROPOUT: WeakSet[nn.Module] = WeakSet()
+"""Models that called none in a step: to watch their calls takes time."""
 
 
 @contextmanager
@@ -188,28 +238,138 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class PlainSGD:
-    """``torch.optim.SGD(parameters, lr)``, the same bits without the rest of an optimizer.
+class Gradient(NamedTuple):
+    """What a step goes along: in the ``.grad`` of what moves, that of the losses.
+
+    Attributes
+    ----------
+    moving : dict of str to Tensor
+        In a stack those of its first clients, all that have another batch.
+    losses : Tensor of shape (), or (clients,)
+        Means over the batches.
+    sizes : int, or Tensor of shape (clients,)
+        Samples of the batches.
+    """
+
+    moving: dict[str, Any]
+    losses: Tensor
+    sizes: int | Tensor
+
+
+@dataclass
+class SGD:
+    """The steps of `torch.optim.SGD`, for one model or a stack of them.
 
     The first `torch.optim.Optimizer` of a process imports the compiler (1.3 s and 71 MB with torch
     2.13), in every process that trains.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], lr: float) -> None:
-        self._parameters = parameters
-        self._lr = lr
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
 
-    def step(self) -> None:
-        """Take u <- u - lr grad."""
+    def __post_init__(self) -> None:
+        self._velocity: dict[str, Tensor] = {}
+
+    def step(self, moving: Mapping[str, Tensor]) -> None:
+        """Take u <- u - lr grad, with momentum and weight decay, and forget the gradient."""
         with torch.no_grad():
-            for parameter in self._parameters:
-                if parameter.grad is not None:
-                    parameter.add_(parameter.grad, alpha=-self._lr)
+            for name, parameter in moving.items():
+                if parameter.grad is None:
+                    continue
+                along = parameter.grad
+                parameter.grad = None
+                if self.weight_decay:
+                    along = along.add_(parameter, alpha=self.weight_decay)
+                if self.momentum:
+                    along = self._with_momentum(name, along)
+                parameter.add_(along, alpha=-self.lr)
 
-    def zero_grad(self) -> None:
-        """Forget the gradient."""
-        for parameter in self._parameters:
-            parameter.grad = None
+    def _with_momentum(self, name: str, gradient: Tensor) -> Tensor:
+        if name not in self._velocity:
+            velocity = self._velocity[name] = gradient.clone()
+        else:
+            velocity = rows(self._velocity[name], gradient).mul_(self.momentum).add_(gradient)
+        return gradient.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
+
+
+def sgd_of(lr: float, optimizer_fn: OptimizerFn, scheduler_fn: Any = None) -> SGD | None:
+    """Return the steps that an optimizer takes; None if it is not SGD with one step size."""
+    options: dict[str, Any] = {}
+    made: Any = optimizer_fn
+    if isinstance(made, partial) and not made.args:
+        made, options = made.func, made.keywords
+    known = {"momentum", "weight_decay", "nesterov"}
+    if made is not torch.optim.SGD or scheduler_fn is not None or not options.keys() <= known:
+        return None
+    return SGD(lr, **options)
+
+
+def _clip(moving: Mapping[str, Tensor], most: float, clients: int) -> None:
+    """Clip the norm of every client's gradient; `clients` is the number of axes for them."""
+    gradients = [p.grad for p in moving.values() if p.grad is not None]
+    squares = [gradient.flatten(clients).square().sum(-1) for gradient in gradients]
+    norms = torch.stack(squares).sum(0).sqrt()
+    factors = (most / (norms + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.copy_(times(factors, gradient))
+
+
+def descend(
+    problem: Any,
+    objective: LocalObjective,
+    *,
+    lr: float,
+    epochs: int,
+    full_batch: bool,
+    optimizer_fn: OptimizerFn = torch.optim.SGD,
+    scheduler_fn: SchedulerFn | None = None,
+    max_grad_norm: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Take the steps of `gradient_descent`, for one client or for a stack of them.
+
+    Parameters
+    ----------
+    problem : LocalProblem or Stack
+    objective, lr, epochs, full_batch, optimizer_fn, scheduler_fn, max_grad_norm
+        As in `gradient_descent`.
+
+    Returns
+    -------
+    first, last : Tensor of shape (), or (clients,)
+        f before the first step on its batch, and the mean over the last epoch of the batches' f,
+        each before its step. NaN without an epoch.
+    """
+    first, last = torch.tensor(torch.nan), torch.tensor(torch.nan)
+    problem.model.train()
+    with problem.moving(objective) as parameters:
+        sgd = sgd_of(lr, optimizer_fn, scheduler_fn)
+        optimizer = scheduler = None
+        if sgd is None:
+            optimizer = optimizer_fn(list(parameters.values()), lr=lr)
+            scheduler = None if scheduler_fn is None else scheduler_fn(optimizer)
+        for epoch in range(epochs):
+            if epoch and scheduler is not None:
+                scheduler.step()
+            total: Tensor | None = None
+            for moving, losses, sizes in problem.gradients(parameters, epoch, full_batch):
+                objective.complete_gradient(moving)
+                if max_grad_norm is not None:
+                    _clip(moving, max_grad_norm, losses.ndim)
+                if sgd is not None:
+                    sgd.step(moving)
+                elif optimizer is not None:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if total is None:
+                    total, seen = torch.zeros_like(losses), torch.zeros_like(losses)
+                    first = first if epoch else losses
+                rows(total, losses).add_(losses * sizes)
+                rows(seen, losses).add_(sizes)
+            if total is not None:
+                last = total / seen
+    return first, last
 
 
 def gradient_descent(
@@ -241,8 +401,7 @@ def gradient_descent(
     full_batch : bool
         GD or SGD.
     optimizer_fn : callable (default: torch.optim.SGD)
-        ``optimizer_fn(parameters, lr=lr)``; the plain SGD step is the papers', and `PlainSGD`'s
-        where it is asked for without a schedule.
+        ``optimizer_fn(parameters, lr=lr)``; the plain SGD step is the papers'.
     scheduler_fn : callable, optional
         ``scheduler_fn(optimizer)``, a schedule of the step size with a step after every epoch.
     max_grad_norm : float, optional
@@ -253,43 +412,19 @@ def gradient_descent(
     float
         GD: f before the last step. SGD: the mean of the batch losses of the last epoch.
     """
-    value = float("nan")
-    problem.model.train()
-    with objective.others_fixed(problem.model) as parameters:
-        moving = list(parameters.values())
-        optimizer: PlainSGD | torch.optim.Optimizer = PlainSGD(moving, lr=lr)
-        scheduler = None
-        if optimizer_fn is not torch.optim.SGD or scheduler_fn is not None:
-            optimizer = given = optimizer_fn(moving, lr=lr)
-            scheduler = None if scheduler_fn is None else scheduler_fn(given)
-
-        def step() -> None:
-            objective.complete_gradient(parameters)
-            if max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(parameters.values(), max_grad_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-
-        optimizer.zero_grad()
-        for epoch in range(epochs):
-            if epoch and scheduler is not None:
-                scheduler.step()
-            if full_batch:
-                value = problem.set_gradient()
-                objective.note_loss(value)
-                step()
-                continue
-            value, seen = 0.0, 0
-            for batch in problem.batches():
-                loss = problem.loss(batch)
-                loss.backward()  # type: ignore[no-untyped-call]
-                if objective.first_loss is None:
-                    objective.note_loss(loss.item())
-                step()
-                value += loss.item() * batch.size
-                seen += batch.size
-            value /= seen
-    return value
+    first, last = descend(
+        problem,
+        objective,
+        lr=lr,
+        epochs=epochs,
+        full_batch=full_batch,
+        optimizer_fn=optimizer_fn,
+        scheduler_fn=scheduler_fn,
+        max_grad_norm=max_grad_norm,
+    )
+    if epochs:
+        objective.note_loss(float(first))
+    return float(last)
 
 
 def descend_until(
@@ -325,7 +460,7 @@ def descend_until(
     scale = loss_weight**2
     problem.model.train()
     with objective.others_fixed(problem.model) as parameters:
-        optimizer = PlainSGD(list(parameters.values()), lr=lr)
+        sgd = SGD(lr)
         for steps in range(max_steps + 1):
             loss = problem.set_gradient()
             objective.complete_gradient(parameters)
@@ -333,6 +468,6 @@ def descend_until(
             residual = sum(float((gradient.double() ** 2).sum()) for gradient in gradients)
             if residual <= tolerance / scale or steps == max_steps:
                 break
-            optimizer.step()
-        optimizer.zero_grad()
+            sgd.step(parameters)
+        problem.model.zero_grad()
     return {"loss": loss, "residual": residual * scale, "steps": steps}

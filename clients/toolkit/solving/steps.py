@@ -8,6 +8,7 @@ steps of the same kind can be taken in one computation.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
@@ -126,16 +127,16 @@ class Session:
 
     def advance(self, perform: Callable[[], Any] | None = None) -> None:
         """Do what the client waits for, and go on to its next step or to its end."""
-        self.take_turn()
         self.asked = None
         try:
-            metrics = None if perform is None else perform()
-            try:
-                self.asked = self._steps.send(metrics)
-            except StopIteration as done:
-                self.outcome = done.value
-            else:
-                self.begin()
+            with self.turn():
+                metrics = None if perform is None else perform()
+                try:
+                    self.asked = self._steps.send(metrics)
+                except StopIteration as done:
+                    self.outcome = done.value
+                else:
+                    self.begin()
         except Interrupted:
             raise
         except BaseException as error:
@@ -148,14 +149,15 @@ class Session:
         """Go on with the client's step taken by itself."""
         self.advance(partial(self.client.perform, self.asked))
 
-    def take_turn(self) -> None:
+    def turn(self) -> AbstractContextManager[Any]:
         """Go on in place of another client."""
+        return nullcontext()
 
     def close(self) -> None:
         """Leave the contexts of a round that did not come to its end."""
         if getgeneratorstate(self._steps) != GEN_CLOSED:
-            self.take_turn()
-            self._steps.close()
+            with self.turn():
+                self._steps.close()
 
 
 AnySession = TypeVar("AnySession", bound=Session)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from clients import Minibatches
+from clients.toolkit.data.draws import _GOLDEN, _mixed, _wrapped, bits, order_of, orders
 
 X, Y = torch.arange(20.0).reshape(10, 2), torch.arange(10)
 
@@ -37,14 +37,29 @@ def test_the_order_follows_the_global_seed_and_changes_with_the_epoch() -> None:
     assert first != second
 
 
-def test_the_batches_and_what_is_drawn_after_them_are_those_of_a_data_loader() -> None:
-    """A later dropout draws what it drew beside a `DataLoader`."""
-    drawn = []
-    for loader in (Minibatches(X, Y, 4), DataLoader(TensorDataset(X, Y), 4, shuffle=True)):
-        torch.manual_seed(3)
-        epochs = [[y.tolist() for _, y in loader] for _ in range(3)]
-        drawn.append((epochs, torch.rand(2).tolist()))
-    assert drawn[0] == drawn[1]
+def test_the_orders_of_several_clients_are_those_of_each() -> None:
+    keys, sizes = [3, -(2**62), 2**63 - 1], [5, 8, 1]
+    together = orders(torch.tensor(keys), torch.tensor(sizes), max(sizes))
+    for key, size, row in zip(keys, sizes, together, strict=True):
+        assert row[:size].tolist() == order_of(key, size, torch.device("cpu")).tolist()
+
+
+def test_every_place_is_as_likely() -> None:
+    # 4,000 orders of 10: a place has each sample 400 times, with a standard deviation of 19.
+    drawn = orders(torch.arange(4_000), torch.full((4_000,), 10), 10)
+    counts = torch.stack([(drawn == sample).sum(0) for sample in range(10)])
+    assert counts.min() > 320
+    assert counts.max() < 480
+
+
+def test_the_hash_is_splitmix64() -> None:
+    # The first numbers of the generator with the seed 1234567, by its authors' program.
+    first = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    state, found = 1234567, []
+    for number in range(1, 4):
+        found.append(_mixed(_wrapped(state + number * _GOLDEN)) % 2**64)
+    assert found == first
+    assert bits(5, 7) == int(bits(torch.tensor(5), 7)) == int(bits(5, torch.tensor(7)))
 
 
 def test_batch_size_must_be_positive() -> None:

@@ -1,10 +1,9 @@
-"""Clients that train together: what each gets alone, and the same bits in any company."""
+"""Clients that train together: each gets what it gets alone, to rounding, and fails alone."""
 
 from __future__ import annotations
 
 import copy
 import gc
-import random
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
 
-from clients import MeanMetric, SGDClient, TorchClient, accuracy
+from clients import MeanMetric, Minibatches, SGDClient, TorchClient, accuracy
 from clients.toolkit.solving import cohort
 from clients.toolkit.solving.cohort import evaluate_together, fit_together
 from fl_admm_strategies.runtime.messages.records import groups_setting
@@ -89,16 +90,25 @@ def arrays_of(result: Any) -> list[bytes]:
 
 @pytest.fixture
 def stacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the sizes of all stacks that are trained."""
+    """Return the sizes of all stacks that are trained or measured."""
     sizes: list[int] = []
-    descend = cohort.descend
 
-    def counted(members: Any, **options: Any) -> Any:
-        sizes.append(len(members))
-        return descend(members, **options)
+    class Counted(cohort.Samples):
+        def __init__(self, epochs: Any, *options: Any) -> None:
+            sizes.append(len(epochs))
+            super().__init__(epochs, *options)
 
-    monkeypatch.setattr(cohort, "descend", counted)
+    monkeypatch.setattr(cohort, "Samples", Counted)
     return sizes
+
+
+def assert_as_alone(result: Any, expected: Any) -> None:
+    assert not isinstance(result, BaseException), result
+    arrays, size, metrics = expected
+    assert result[1] == size
+    assert result[2] == pytest.approx(metrics, rel=1e-4)
+    for ours, theirs in zip(result[0], arrays, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 # --- The same as one by one -----------------------------------------------------------------------
@@ -111,9 +121,56 @@ class HalfError(nn.MSELoss):
         return 0.5 * super().forward(input, target)
 
 
+def own_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return a loss that has no form for single samples."""
+    return F.cross_entropy(outputs, targets) + 0.1 * outputs.square().mean()
+
+
 class Scalar(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).squeeze(-1)
+
+
+class Recurrent(nn.Module):
+    """A GRU over the features, one after another."""
+
+    def __init__(self, kind: type[nn.RNNBase] = nn.GRU) -> None:
+        super().__init__()
+        self.layer, self.head = kind(1, 4, batch_first=True), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layer(x[:, :, None])[0][:, -1])
+        return logits
+
+
+class Noisy(nn.Linear):
+    """Drops in a function of its own, and nothing in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), 0.5, self.training)
+
+
+def of_layers(*layers: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(FEATURES, 4), *copy.deepcopy(layers))
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, 4, 3, padding=1), nn.ReLU()),
+        *(nn.MaxPool1d(2), nn.Dropout1d(0.2), nn.Flatten(), nn.Linear(8, CLASSES)),
+    )
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(3)))
+    model[1].weight = model[0].weight
+    return model
+
+
+def half_frozen() -> nn.Module:
+    model = network()
+    next(iter(model.parameters())).requires_grad_(False)
+    return model
 
 
 def regression(client: int) -> list[tuple[Tensor, Tensor]]:
@@ -121,78 +178,91 @@ def regression(client: int) -> list[tuple[Tensor, Tensor]]:
     return [(x[:8], y[:8].float()), (x[8:], y[8:].float())]
 
 
-def sevenfold(samples: Tensor) -> Tensor:
-    return torch.cat([samples] * 7)
+def in_memory(client: int, size: int = 8) -> Minibatches:
+    return Minibatches(*samples(client), size)
 
 
 TOGETHER: dict[str, Callable[[int], SGDClient]] = {
-    "minibatches": make,
+    "a DataLoader": make,
+    "mini-batches": lambda i: make(i, loader=in_memory(i)),
     "all at once": lambda i: make(i, loader=[samples(i)], full_batch=True),
     "all at once, shuffled": lambda i: make(i, full_batch=True),
     "momentum": lambda i: make(i, network, optimizer_fn=momentum),
-    "clipping": lambda i: make(i, network, max_grad_norm=0.05),
+    "clipping": lambda i: make(i, network, max_grad_norm=0.05, optimizer_fn=momentum),
     "float64": lambda i: make(i, network, dtype=torch.float64),
     "a function as loss": lambda i: make(i, network, F.cross_entropy),
     "smoothed labels": lambda i: make(i, network, nn.CrossEntropyLoss(label_smoothing=0.1)),
     "hinge": lambda i: make(i, network, nn.MultiMarginLoss()),
+    "a loss of one's own": lambda i: make(i, network, own_loss),
     "regression": lambda i: make(i, lambda: Scalar(FEATURES, 1), HalfError(), regression(i)),
-    "a class of its own": lambda i: make(i, Net),
-    "large batches": lambda i: make(i, loader=[tuple(map(sevenfold, samples(i % 3)))]),
+    "a class of one's own": lambda i: make(i, Net),
+    "a CNN with dropout": lambda i: make(i, convolution, loader=in_memory(i)),
+    "a GRU": lambda i: make(i, Recurrent),
+    "an LSTM": lambda i: make(i, partial(Recurrent, nn.LSTM)),
+    "dropout": lambda i: make(i, lambda: Noisy(FEATURES, CLASSES), loader=in_memory(i, 4)),
+    "tied parameters": lambda i: make(i, tied),
+    "frozen parameters": lambda i: make(i, half_frozen),
 }
 
 
 @pytest.mark.parametrize("kind", TOGETHER)
-def test_in_a_cohort_a_client_gets_what_it_gets_alone(kind: str, stacked: list[int]) -> None:
-    before, threads = torch.get_rng_state(), torch.get_num_threads()
+def test_in_a_stack_a_client_gets_what_it_gets_alone(kind: str, stacked: list[int]) -> None:
+    before = torch.get_rng_state()
     results = fit_together([job(TOGETHER[kind](i)) for i in range(5)], True)
-    assert sum(stacked) == 5
     assert max(stacked) > 1
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.get_num_threads() == threads
     for i, result in enumerate(results):
-        assert not isinstance(result, BaseException), result
-        arrays, size, metrics = alone(TOGETHER[kind](i))
-        assert result[1] == size
-        assert result[2] == pytest.approx(metrics, rel=1e-5)
-        for ours, theirs in zip(result[0], arrays, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+        assert_as_alone(result, alone(TOGETHER[kind](i)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU, nn.Tanh, nn.Softplus])
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=2, max_size=6),
+    batch=st.integers(1, 24),
+    model=st.sampled_from([linear, network, Recurrent, convolution, tied, half_frozen]),
+    options=st.sampled_from(
+        [{}, {"full_batch": True}, {"optimizer_fn": momentum}, {"max_grad_norm": 0.1}]
+    ),
+    epochs=st.integers(1, 3),
 )
-def test_who_is_beside_a_client_changes_none_of_its_bits(
-    activation: type[nn.Module], dtype: torch.dtype
+def test_whatever_sizes_clients_have(
+    sizes: list[int], batch: int, model: Any, options: dict[str, Any], epochs: int
 ) -> None:
     def client(i: int) -> SGDClient:
-        # 13, 11, 7: matrices of which the second in a stack begins in the middle of a line
-        def model() -> nn.Module:
-            return nn.Sequential(
-                *(nn.Linear(FEATURES, 13), activation(), nn.Linear(13, 11), activation()),
-                nn.Linear(11, CLASSES),
-            )
+        x, y = samples(2, torch.float64)
+        loader = Minibatches(x[: sizes[i]], y[: sizes[i]], batch)
+        return make(i, model, loader=loader, dtype=torch.float64, **options)
 
-        return make(i, model, dtype=dtype, optimizer_fn=momentum, max_grad_norm=0.5)
+    def message(i: int) -> Any:
+        made = client(i)
+        config = CONFIG | {"local-epochs": epochs, "seed": i}
+        return made, list(made.arrays().values()), config
 
-    single = [arrays_of(fit_together([job(client(i))], True)[0]) for i in range(5)]
-    choice = random.Random(0)
-    for _ in range(2):
-        company = choice.sample(range(5), choice.randint(2, 5))
-        results = fit_together([job(client(i)) for i in company], True)
-        assert [arrays_of(result) for result in results] == [single[i] for i in company]
+    for i, result in enumerate(fit_together([message(i) for i in range(len(sizes))], True)):
+        made, arrays, config = message(i)
+        assert_as_alone(result, made.fit(arrays, config))
+
+
+def test_a_fixed_layout_repeats_its_bits_and_seeds_tell_clients_apart() -> None:
+    kind = TOGETHER["dropout"]
+    first, again = (fit_together([job(kind(i)) for i in (0, 1)], True) for _ in range(2))
+    assert list(map(arrays_of, first)) == list(map(arrays_of, again))
+    same = [(c, a, {**config, "seed": seed}) for seed in (3, 4) for c, a, config in [job(kind(0))]]
+    one, other = fit_together(same, True)
+    assert arrays_of(one) == arrays_of(first[0])
+    assert arrays_of(one) != arrays_of(other)
 
 
 def test_many_samples_fit_in_little_memory(
     stacked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fit_together([job(make(i)) for i in range(5)], True)
-    monkeypatch.setattr(cohort, "STACK_BYTES", 1000)
+    before = len(stacked)
+    monkeypatch.setattr(cohort, "STACK_BYTES", 2000)
     parts = fit_together([job(make(i)) for i in range(5)], True)
-    assert stacked[0] == 5
-    assert len(stacked) > 2
-    assert list(map(arrays_of, parts)) == list(map(arrays_of, whole))
+    assert max(stacked[before:]) < max(stacked[:before])
+    for one, other in zip(parts, whole, strict=True):
+        assert_as_alone(one, other)
 
 
 # --- Evaluation -----------------------------------------------------------------------------------
@@ -216,7 +286,8 @@ def job_of_test(client: SGDClient) -> Any:
 
 METRICS = {"accuracy": accuracy, "top-two": top_two}
 TESTED: dict[str, Callable[[int], SGDClient]] = {
-    "a chain": lambda i: with_test(i, network, metrics=METRICS),
+    "a network": lambda i: with_test(i, network, metrics=METRICS),
+    "dropout": lambda i: with_test(i, convolution, metrics=METRICS),
     "shuffled": lambda i: with_test(i, network, loader=shuffled(i)),
     "any model": lambda i: with_test(i, Net, metrics=METRICS),
     "float64": lambda i: with_test(i, network, dtype=torch.float64, metrics=METRICS),
@@ -226,12 +297,6 @@ TESTED: dict[str, Callable[[int], SGDClient]] = {
     ),
     "frozen": lambda i: with_test(i, half_frozen, metrics=METRICS),
 }
-
-
-def half_frozen() -> nn.Module:
-    model = network()
-    next(iter(model.parameters())).requires_grad_(False)
-    return model
 
 
 def shuffled(client: int, dtype: torch.dtype = torch.float32) -> Any:
@@ -250,28 +315,13 @@ def with_test(client: int, model: Any, *, loader: Any = None, **options: Any) ->
     return make(client, model, test_loader=test_loader, **options)
 
 
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the sizes of all stacks that are measured."""
-    sizes: list[int] = []
-    measure = cohort.measure
-
-    def counted(clients: Any, *options: Any) -> Any:
-        sizes.append(len(clients))
-        return measure(clients, *options)
-
-    monkeypatch.setattr(cohort, "measure", counted)
-    return sizes
-
-
 @pytest.mark.parametrize("kind", TESTED)
 def test_an_evaluation_together_says_what_each_client_says_alone(
-    kind: str, measured: list[int]
+    kind: str, stacked: list[int]
 ) -> None:
     before = torch.get_rng_state()
     results = evaluate_together([job_of_test(TESTED[kind](i)) for i in range(5)], True)
-    assert sum(measured) == 5
-    assert max(measured) > 1
+    assert max(stacked) > 1
     assert torch.equal(torch.get_rng_state(), before)
     for i, result in enumerate(results):
         client, arrays, config = job_of_test(TESTED[kind](i))
@@ -279,14 +329,6 @@ def test_an_evaluation_together_says_what_each_client_says_alone(
         assert not isinstance(result, BaseException), result
         assert result[:2] == (pytest.approx(loss, rel=1e-5), size)
         assert result[2] == pytest.approx(metrics, rel=1e-5)
-
-
-def test_who_is_beside_a_client_changes_nothing_in_its_evaluation(measured: list[int]) -> None:
-    alone = [evaluate_together([job_of_test(TESTED["a chain"](i))], True)[0] for i in range(5)]
-    for company in ([0, 1, 2, 3, 4], [3, 1], [4, 2, 0]):
-        jobs = [job_of_test(TESTED["a chain"](i)) for i in company]
-        assert evaluate_together(jobs, True) == [alone[i] for i in company]
-    assert max(measured) > 1
 
 
 class OwnMeasure(Evaluating):
@@ -342,16 +384,18 @@ class Coupled(nn.Linear):
         return super().forward(x - x.mean(0))
 
 
-class Noisy(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(super().forward(x), 0.5, self.training)
-
-
-class Multiplied(nn.Linear):
-    """Of such a product nobody has seen that its bits are the same in every stack."""
+class Shaken(nn.Linear):
+    """Draws numbers that are not dropout's."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.t()
+        return super().forward(x + 0.1 * torch.randn_like(x))
+
+
+class Branching(nn.Linear):
+    """Its way depends on what it sees."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if float(x.sum()) > 0 else 2 * x)
 
 
 class ModelWithLoss(nn.Linear):
@@ -362,16 +406,6 @@ class ModelWithLoss(nn.Linear):
 def model_with_loss(client: int) -> SGDClient:
     made = make(client, lambda: ModelWithLoss(FEATURES, CLASSES))
     return SGDClient(made.context, made.model, made.train_loader)
-
-
-def of_layers(*layers: nn.Module) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(copy.deepcopy(nn.Linear(FEATURES, 4)), *copy.deepcopy(layers))
-
-
-def tied() -> nn.Module:
-    model = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(3)))
-    model[1].weight = model[0].weight
-    return model
 
 
 def lambda_inside() -> nn.Module:
@@ -396,15 +430,8 @@ def but_one(i: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def convolution() -> nn.Module:
-    return nn.Sequential(nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, 1, 3), nn.Flatten())
-
-
 ALONE: dict[str, Callable[[int], SGDClient]] = {
     "batch norm": lambda i: make(i, of_layers(nn.BatchNorm1d(4))),
-    "dropout": lambda i: make(i, of_layers(nn.Dropout(0.5))),
-    "convolution": lambda i: make(i, convolution),
-    "tied parameters": lambda i: make(i, tied),
     "half precision": lambda i: make(i, dtype=torch.bfloat16),
     "Adam": lambda i: make(i, optimizer_fn=torch.optim.Adam),
     "a schedule": lambda i: make(
@@ -416,8 +443,8 @@ ALONE: dict[str, Callable[[int], SGDClient]] = {
     "two inputs": lambda i: make(i, lambda: TwoInputs(FEATURES, 3), loader=of_two_inputs(i)),
     "a minimise of its own": lambda i: make(i, client_class=OwnLoop),
     "coupled samples": lambda i: make(i, lambda: Coupled(FEATURES, CLASSES)),
-    "noise": lambda i: make(i, lambda: Noisy(FEATURES, CLASSES)),
-    "an unknown product": lambda i: make(i, lambda: Multiplied(FEATURES, CLASSES)),
+    "noise": lambda i: make(i, lambda: Shaken(FEATURES, CLASSES)),
+    "a branch": lambda i: make(i, lambda: Branching(FEATURES, CLASSES)),
     "a lambda": lambda i: make(i, lambda_inside),
     "a model that returns its loss": model_with_loss,
 }
@@ -444,7 +471,7 @@ def test_models_that_differ_in_a_number_share_no_stack(stacked: list[int]) -> No
         return make(i, lambda: Net(scale=1.0 + i % 2))
 
     results = fit_together([job(client(i)) for i in range(4)], True)
-    assert stacked == [2, 2]
+    assert set(stacked) == {2}
     for i, (arrays, *_) in enumerate(results):  # type: ignore[misc]
         np.testing.assert_allclose(arrays[0], alone(client(i))[0][0], rtol=1e-4, atol=1e-6)
 
@@ -454,9 +481,10 @@ def test_auto_stacks_small_models_only(stacked: list[int]) -> None:
         return make(i, lambda: nn.Sequential(nn.Linear(FEATURES, width), nn.Linear(width, 3)))
 
     fit_together([job(client(i, 4)) for i in range(2)], "auto")
-    assert stacked == [2]
+    assert set(stacked) == {2}
+    stacked.clear()
     fit_together([job(client(i, cohort.LARGEST)) for i in range(2)], "auto")
-    assert stacked == [2]
+    assert not stacked
 
 
 # --- Who fails, fails alone -----------------------------------------------------------------------

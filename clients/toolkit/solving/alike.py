@@ -1,0 +1,176 @@
+"""Which clients can share a stack: a signature of their models, and one trial of each."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+
+from ..models.arrays import tensors_of
+from .objective import LocalObjective
+from .solvers import Epoch, LocalProblem, descend
+from .stack import CannotStackError, Samples, Stack
+
+_OF_ALL = frozenset(vars(nn.Module()))
+"""The attributes that every module has."""
+
+
+def signature(model: nn.Module, loss_fn: Any) -> Hashable:
+    """Return what clients share whose models and losses are alike, in every setting and shape.
+
+    Raises
+    ------
+    CannotStackError
+        If such clients cannot be told from others, or not be stacked.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    if not parameters or any(
+        p.dtype not in (torch.float32, torch.float64) for p in parameters.values()
+    ):
+        raise CannotStackError("its parameters are not in single or double precision")
+    first: dict[int, str] = {}
+    of_parameters = tuple(
+        (first.setdefault(id(p), name), p.shape, p.dtype, p.requires_grad)
+        for name, p in parameters.items()
+    )
+    modules = tuple((name, _of_module(module)) for name, module in model.named_modules())
+    return modules, of_parameters, _of_loss(loss_fn)
+
+
+def _of_module(module: nn.Module) -> Hashable:
+    if any(buffer is not None for buffer in module._buffers.values()):
+        # Batch norm's move with every batch, in place, and make samples depend on each other.
+        raise CannotStackError("it has buffers, such as those of batch norm")
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    if before or after or module._backward_pre_hooks or module._backward_hooks:
+        raise CannotStackError("it has hooks")
+    public = {n: v for n, v in vars(module).items() if n not in _OF_ALL and n[0] != "_"}
+    return type(module), tuple((name, _value(value)) for name, value in public.items())
+
+
+def _value(value: Any) -> Hashable:
+    """Return what an attribute is compared by."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return (type(value), value)
+    if isinstance(value, FunctionType | BuiltinFunctionType) and "<" not in value.__qualname__:
+        return value  # a function of a module: neither a lambda nor a closure
+    if isinstance(value, tuple | list):
+        return tuple(map(_value, value))
+    raise CannotStackError(f"a setting is a {type(value).__name__}, which cannot be compared")
+
+
+def _of_loss(loss_fn: Any) -> Hashable:
+    if loss_fn is None:
+        raise CannotStackError("it returns its loss")
+    if not isinstance(loss_fn, nn.Module):
+        return _value(loss_fn)
+    if tensors_of(loss_fn):
+        raise CannotStackError("its loss has weights")
+    public = [(name, value) for name, value in vars(loss_fn).items() if name[0] != "_"]
+    return type(loss_fn), tuple((name, _value(value)) for name, value in public)
+
+
+_TRIED: dict[Hashable, float] = {}
+
+
+def work_in_stacks(key: Hashable, problem: LocalProblem, epoch: Epoch) -> float:
+    """Return the multiplications of a model's layers for a sample; infinity if it does not stack.
+
+    Clients with a signature must get in a stack what each gets alone. It is tried once in a process
+    for each signature and kind of samples: a step and a loss of two models, one of them on fewer
+    samples, so that its rows are filled up.
+
+    Raises
+    ------
+    Exception
+        What the client raises alone, which says nothing about others.
+    """
+    key = key, epoch.inputs.shape[1:], epoch.inputs.dtype, epoch.targets.dtype
+    if key not in _TRIED:
+        devices = [problem.device] if problem.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            _TRIED[key] = _trial(problem, epoch.inputs[:4], epoch.targets[:4])
+    return _TRIED[key]
+
+
+def _trial(problem: LocalProblem, inputs: Tensor, targets: Tensor) -> float:
+    if len(targets) == 1:
+        inputs, targets = torch.cat([inputs, inputs]), torch.cat([targets, targets])
+    less = len(targets) - 1
+    epochs = [Epoch(inputs, targets, [less + 1]), Epoch(inputs[:less], targets[:less], [less])]
+    models = [copy.deepcopy(problem.model) for _ in epochs]
+    with torch.no_grad():
+        for parameter in models[1].parameters():
+            parameter.mul_(1.5)
+    begin = stack_of([dict(model.named_parameters()) for model in models])
+    found = {name: tensor.clone() for name, tensor in begin.items()}
+    with _Multiplications() as work:
+        expected = [_alone(problem, models[0], epochs[0])]
+    expected.append(_alone(problem, models[1], epochs[1]))
+    after = stack_of([dict(model.named_parameters()) for model in models])
+    if not all(torch.isfinite(tensor).all() for tensor in (*expected, *after.values())):
+        raise ValueError("A step of the client ends in numbers that are not finite.")
+    try:
+        losses = _in_a_stack(problem, found, Samples(epochs, False, expected[0].dtype))
+    except Exception:  # vmap cannot go through it
+        return math.inf
+    pairs = [(found[name] - begin[name], after[name] - begin[name]) for name in begin]
+    pairs.append((losses, torch.stack(expected)))
+    same = all(
+        torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-7)
+        for one, other in pairs
+    )
+    return work.number / (2 * len(targets)) if same else math.inf
+
+
+class _Multiplications(TorchFunctionMode):
+    """Counts those of the layers whose time is that of their products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (F.linear, F.conv1d, F.conv2d, F.conv3d):
+            self.number += result.numel() * args[1][0].numel()
+        return result
+
+
+def _alone(problem: LocalProblem, model: nn.Module, epoch: Epoch) -> Tensor:
+    """Take a client's step by itself; return its losses before it and, in evaluation, after it."""
+    loader = [(epoch.inputs, epoch.targets)]
+    own = replace(problem, model=model, loader=loader, seed=1)
+    first, _ = descend(own, LocalObjective(), lr=1.0, epochs=1, full_batch=False)
+    model.eval()
+    with torch.no_grad():
+        return torch.stack([first, *(own.loss(batch) for batch in own.batches())])
+
+
+def _in_a_stack(problem: LocalProblem, parameters: dict[str, Tensor], samples: Samples) -> Tensor:
+    """Take the steps of both in a stack, whose parameters they change; return their losses."""
+    stack = Stack(
+        copy.deepcopy(problem.model),
+        problem.loss_fn,
+        parameters,
+        [1, 1],
+        lambda _: samples.batches([None]),
+    )
+    first, _ = descend(stack, LocalObjective(), lr=1.0, epochs=1, full_batch=False)
+    stack.model.eval()
+    (batch,) = samples.batches([None])
+    with torch.no_grad():
+        return torch.stack([first, stack.losses(stack.outputs(parameters, batch), batch)], 1)
+
+
+def stack_of(clients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return named tensors of several clients, each as one tensor."""
+    return {name: torch.stack([own[name].detach() for own in clients]) for name in clients[0]}
