@@ -8,11 +8,12 @@ from fl_admm_strategies import FedALS
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.messages import FedALSInstruction
 
-from ..toolkit.round.completion import ExactClient, kept_of
+from ..toolkit.round.completion import CompletionClient
+from ..toolkit.solving.factors import FactorSolver
 from ..toolkit.solving.steps import Scalars
 
 
-class FedALSClient(ExactClient[FedALSInstruction]):
+class FedALSClient(CompletionClient[FedALSInstruction]):
     """Client of `FedALS`: the ratings of its users, and their factors, which stay here.
 
     Parameters
@@ -38,7 +39,7 @@ class FedALSClient(ExactClient[FedALSInstruction]):
         Metrics: ``loss``, f_i at U_i and V for each training rating.
         """
         items = self.checked(asked.factors).T
-        solver = self.solver(asked.feedback, asked.confidence)
+        solver = FactorSolver(self.train_ratings, asked.feedback, asked.confidence)
         users = solver.users(items, self.lam)
         new = solver.item_equations(users)._asdict()
         if not asked.begins:
@@ -47,5 +48,5 @@ class FedALSClient(ExactClient[FedALSInstruction]):
             new = {name: array - before[name] for name, array in new.items()}
         change = {name: np.asarray(new[name], items.dtype) for name in asked.upload}
         upload, held_back = self.whole_change(change, config, first=asked.begins)
-        self.keep(config, held_back | kept_of(solver, users))
+        self.keep(config, held_back | solver.kept(users))
         return upload, {"loss": solver.loss(users, items) / self.train_size()}

@@ -34,7 +34,7 @@ class GradientStepsClient(CompletionClient[Asked]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.lam = squared_l2_weight("regularizer", self.regularizer)
+        squared_l2_weight("regularizer", self.regularizer)  # refused here, not in the first round
 
     def user_step(
         self, asked: FedMAvgInstruction | FedMGSInstruction, config: Scalars

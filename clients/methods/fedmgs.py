@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_admm_strategies import FedMGS
-from fl_admm_strategies.algorithms.shared.completion import CURVATURE
+from fl_admm_strategies.algorithms.fedmgs import CURVATURE
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.messages import FedMCFactors, FedMGSInstruction
 

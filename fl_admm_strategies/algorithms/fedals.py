@@ -16,21 +16,20 @@ with gradients. See docs/methods/fedals.md. The client is `clients.FedALSClient`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Spec
-from ..maths.checks import Positive
 from ..maths.normal import packed_size, solve_rows
 from ..maths.regularizers import squared_l2_weight
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from .shared.base import SUMMED
-from .shared.completion import CompletionStrategy, FedMCFactors
+from .shared.completion import ExactCompletion
 from .shared.totals import Totals, TotalsStrategy
 
 
@@ -53,7 +52,7 @@ class FedALSInstruction(Instruction):
     upload: list[str]
 
 
-class FedALS(TotalsStrategy, CompletionStrategy):
+class FedALS(TotalsStrategy, ExactCompletion):
     """Federated matrix completion by alternating least squares (FedALS).
 
     The initial arrays are V^0 alone, of shape (r, n): see `initial_item_factors`. With explicit
@@ -63,14 +62,8 @@ class FedALS(TotalsStrategy, CompletionStrategy):
     ----------
     regularizer : SquaredL2
         gamma/2 |V|^2, of the sum of all clients' losses. The clients have one for their users.
-    feedback : {"explicit", "implicit"} (default: "explicit")
-        What the clients' ratings are. "explicit": predicted by a mean, two biases and factors.
-        "implicit": interactions, all numbers above 0; what is not listed counts as a 0.
-    confidence : float (default: 1.0)
-        With "implicit" an interaction r is a 1 of weight 1 + confidence r, what is none a 0 of
-        weight 1.
     **base
-        The parameters of `CompletionStrategy`; `init_scale` does nothing.
+        The parameters of `ExactCompletion`; `init_scale` does nothing.
 
     Notes
     -----
@@ -93,11 +86,7 @@ class FedALS(TotalsStrategy, CompletionStrategy):
     paper: ClassVar = "Hu, Koren, Volinsky, ICDM 2008; Zhou et al., AAIM 2008"
     remedy: ClassVar = "a larger regularizer"
     told: ClassVar = FedALSInstruction
-    is_summed = True
     why_unaltered = SUMMED.format(instead="Use FedEASE.")
-
-    feedback: Literal["explicit", "implicit"] = "explicit"
-    confidence: Positive = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,7 +99,7 @@ class FedALS(TotalsStrategy, CompletionStrategy):
 
     def init_state(self, arrays: Arrays) -> FedALSState:
         """Start with V^0, and empty sums."""
-        items = self.first_items(arrays, self.feedback)
+        items = self.first_factors(arrays)
         (r, n), dtype = items.shape, items.dtype
         self._sums: Spec = {
             "matrices": ((n, packed_size(r)), dtype),
@@ -131,12 +120,6 @@ class FedALS(TotalsStrategy, CompletionStrategy):
     def given_to(self, client_id: int) -> dict[str, Any]:
         """Return whether the sums have nothing of a client yet."""
         return {"begins": self.is_fresh(client_id)}
-
-    def evaluate_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedMCFactors]:
-        """Send V, for which clients solve for their users' factors."""
-        return self.exact_evaluations(client_ids, self.feedback, self.confidence)
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Add the changes to the sums, and solve for V."""

@@ -44,7 +44,6 @@ class FedMAvgInstruction(Instruction):
     factors: Arrays
     factor_seed: int
     factor_scale: float
-    num_clients: int
     gamma: float
     data_weight: float
     user_steps: int

@@ -22,14 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Spec
-from ..maths.checks import Count, largest_allowed
+from ..maths.checks import Count
 from ..maths.clienttable import ClientTable, Row
 from ..maths.regularizers import squared_l2_weight
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
+from ..runtime.trust.intake import LARGEST
 from ..runtime.trust.means import largest_reported, those_too_large, too_large
-from .shared.completion import CURVATURE, CompletionStrategy, FedMCFactors
+from .shared.completion import CompletionStrategy, FedMCFactors
 
+CURVATURE = "user-curvature"
+"""The metric of a reply with lambda_i, a bound on the curvature of f_i in V."""
 _LEAST_CURVATURE = 1e-12  # where all users' factors are 0, and gamma is
 
 
@@ -52,7 +55,6 @@ class FedMGSInstruction(Instruction):
     factors: Arrays
     factor_seed: int
     factor_scale: float
-    num_clients: int
     user_steps: int
 
 
@@ -123,10 +125,10 @@ class FedMGS(CompletionStrategy):
     def check_reply(self, client_id: int, reply: Reply) -> None:
         """Raise ValueError if lambda_i is none, or far above those of the others."""
         curvature = reply.metrics.get(CURVATURE, math.nan)
-        if not 0 <= curvature <= largest_allowed(np.dtype(np.float64)):
+        if not 0 <= curvature <= LARGEST:
             raise ValueError(
-                f"client {client_id} reported the {CURVATURE} {curvature}, expected a finite "
-                "number >= 0. Do its ratings and init_scale fit in size?"
+                f"client {client_id} reported the {CURVATURE} {curvature}, expected 0 to "
+                f"{LARGEST:g}. Do its ratings and init_scale fit in size?"
             )
         if curvature > largest_reported(self.state.clients.column("curvature")):
             raise ValueError(too_large(CURVATURE, curvature))

@@ -51,7 +51,7 @@ def main() -> None:
 
     def client_fn(context: Context) -> FedMCADMMClient:
         own = ratings(int(context.node_config["partition-id"]))
-        return FedMCADMMClient(context, own, SquaredL2(1e-6), test=own)
+        return FedMCADMMClient(context, own, SquaredL2(8.0), test=own)
 
     total = sum(len(ratings(user)) for user in range(given.users))
     print(f"{given.users} users, {given.items} items, rank {given.rank}, {total:,} ratings")
@@ -61,10 +61,7 @@ def main() -> None:
 
     def new() -> FedMCADMM:
         return FedMCADMM(
-            SquaredL2(1e-6),
-            solve="linear",
-            beta=1e-3,
-            init_scale=0.3,
+            SquaredL2(8.0),
             rows=given.rows,
             fraction_train=0.1,
             seed=0,

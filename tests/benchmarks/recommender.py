@@ -54,7 +54,7 @@ from clients import (
     leave_one_out,
     rank,
 )
-from clients.toolkit.solving.factors import predicted
+from clients.toolkit.solving.factors import FactorSolver, predicted
 from fl_admm_strategies import (
     FedALS,
     FedEASE,
@@ -233,12 +233,12 @@ def federated(
         own = client_fn(context)
         items = strategy.item_factors.T
         _, test = data.parts[int(context.node_config["partition-id"])]
-        if getattr(strategy, "solve", "exact") == "linear":
+        if getattr(strategy, "published", False):
             users = own.personal_arrays()["user-factors"]
             found.append(users @ items.T)
             products = np.einsum("kr,kr->k", users[test.users], items[test.items])
         else:
-            solver = own.solver(strategy.feedback, strategy.confidence)
+            solver = FactorSolver(own.train_ratings, strategy.feedback, strategy.confidence)
             users = solver.users(items, own.lam)
             if not solver.explicit:
                 found.append(users @ items.T)

@@ -101,7 +101,7 @@ GAINS: dict[str, float] = {
     **dict.fromkeys(["FedADMM", "FedADMM-published", "FedAPM", "FedADMM-client-duals"], 2 / M),
     "FLAME": 2 * SLOPE / M,
     "FLAME-client-duals": 2 / M,
-    **dict.fromkeys(["FedMC-ADMM", "FedMC-ADMM-linear"], 2 * PROX / M),
+    **dict.fromkeys(["FedMC-ADMM", "FedMC-ADMM-published"], 2 * PROX / M),
 }
 WEIGHTED = {"Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP"}
 WEIGHTED |= {"FedADMM-client-duals", "FLAME-client-duals"}

@@ -207,8 +207,8 @@ CASES = [
     ),
     form("LpProjADMM", lp_proj, of.LpProjADMMClient, keeps=True),
     completed(
-        "FedMC-ADMM-linear",
-        partial(fedmc, REGULARIZER, solve="linear", inner_steps=2),
+        "FedMC-ADMM-published",
+        partial(fedmc, REGULARIZER, published=True, inner_steps=2),
         variant=True,
     ),
     completed(

@@ -137,7 +137,7 @@ ROWS = [
                 "FedADMM-published",
                 "FLAME",
                 "FedMC-ADMM",
-                "FedMC-ADMM-linear",
+                "FedMC-ADMM-published",
                 "FedMAvg",
             ),
             *("PFedMe", "PFedMeMatched"),

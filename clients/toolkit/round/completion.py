@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Never, TypeVar
 
@@ -73,25 +73,6 @@ class Residual:
         self._matrix.data = predicted
         return self._matrix
 
-    @classmethod
-    def joined(cls, parts: Sequence[Residual]) -> Residual:
-        """Return that of several clients, whose users and items stand one after another."""
-        joined = cls.__new__(cls)
-        shapes = np.array([part._matrix.shape for part in parts])
-        begins = np.cumsum(shapes, axis=0) - shapes
-        users = [part._users + row for part, (row, _) in zip(parts, begins, strict=True)]
-        items = [part._items + column for part, (_, column) in zip(parts, begins, strict=True)]
-        joined._users, joined._items = np.concatenate(users), np.concatenate(items)
-        joined._values = np.concatenate([part._values for part in parts])
-        per_user = np.concatenate([np.diff(part._matrix.indptr) for part in parts])
-        structure = joined._values, joined._items, np.concatenate([[0], np.cumsum(per_user)])
-        joined._matrix = type(parts[0]._matrix)(structure, tuple(shapes.sum(axis=0).tolist()))
-        return joined
-
-    def __len__(self) -> int:
-        """Return the number of ratings."""
-        return len(self._values)
-
     def at(self, users: NDArray[Any], items: NDArray[Any]) -> Any:
         """Return E at factors (m_i, r) and (n, r); it is overwritten by the next call."""
         return self.matrix(self.of_users(users), self.of_items(items))
@@ -128,6 +109,7 @@ def descend_items(
     users : ndarray of shape (m_i, r)
     items : ndarray of shape (n, r)
     steps : int
+        1 or more.
     step : callable
         A step.
 
@@ -138,7 +120,6 @@ def descend_items(
         E before the last step.
     """
     of_users = residual.of_users(users)
-    last = np.zeros(len(residual), users.dtype)
     for _ in range(steps):
         errors = residual.matrix(of_users, residual.of_items(items))
         last = errors.data
@@ -259,6 +240,17 @@ class CompletionClient(RatingsClient[Asked]):
         super().__init__(context, train, **of_ratings)
         self.regularizer = regularizer
 
+    @property
+    def lam(self) -> float:
+        """The weight of the regulariser, which must be `SquaredL2`.
+
+        Raises
+        ------
+        TypeError
+            If it is another one.
+        """
+        return squared_l2_weight("regularizer", self.regularizer)
+
     # ------------------------------------------------------------------------------------------
     # What a method needs in a round
     # ------------------------------------------------------------------------------------------
@@ -348,6 +340,11 @@ class CompletionClient(RatingsClient[Asked]):
         self, asked: FedMCFactors, items: NDArray[Any], config: Scalars
     ) -> tuple[dict[str, NDArray[Any]], float]:
         """Return the users' factors that go with V, as `personal_arrays` does, and f_i there."""
+        if asked.feedback is not None and asked.confidence is not None:
+            solver = FactorSolver(self.train_ratings, asked.feedback, asked.confidence)
+            users = solver.users(items.T, self.lam)
+            kept = solver.kept(users)
+            return {"user-factors": kept.pop("U"), **kept}, solver.loss(users, items.T)
         factors = {"user-factors": self.users_at(items, asked, config)}
         return factors, half_square(_errors(self.train_ratings, factors | {"item-factors": items}))
 
@@ -447,51 +444,6 @@ class CompletionClient(RatingsClient[Asked]):
         users = np.full(len(every_item), user)
         scores = self.predict(users, every_item, item_factors=item_factors)
         return top_items(scores, seen if exclude_seen else [], n)
-
-
-class ExactClient(CompletionClient[Asked]):
-    """Base of the clients that solve for users' factors exactly, at whatever V they are sent.
-
-    Parameters are those of `CompletionClient`; `regularizer` is `SquaredL2`, above 0.
-    """
-
-    @property
-    def lam(self) -> float:
-        """The ridge of the users' factors.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If the regulariser is none.
-        """
-        lam = squared_l2_weight("regularizer", self.regularizer)
-        if not lam > 0:
-            raise ValueError(
-                "regularizer is SquaredL2(0), expected a weight above 0: the factors of a user "
-                "with few ratings are not determined without."
-            )
-        return lam
-
-    def solver(self, feedback: str, confidence: float) -> FactorSolver:
-        """Return what solves for the factors of these users and of their items."""
-        return FactorSolver(self.train_ratings, feedback, confidence)
-
-    def evaluated(
-        self, asked: FedMCFactors, items: NDArray[Any], config: Scalars
-    ) -> tuple[dict[str, NDArray[Any]], float]:
-        """Solve for the users' factors at V; see `CompletionClient`."""
-        if asked.feedback is None or asked.confidence is None:
-            return super().evaluated(asked, items, config)
-        solver = self.solver(asked.feedback, asked.confidence)
-        users = solver.users(items.T, self.lam)
-        kept = kept_of(solver, users)
-        factors = {"user-factors": kept.pop("U"), **kept}
-        return factors, solver.loss(users, items.T)
-
-
-def kept_of(solver: FactorSolver, users: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Return what a client keeps of its users: their factors, and the mean with their biases."""
-    return {"U": users} | ({"mean": np.array([solver.mean])} if solver.explicit else {})
 
 
 def _errors(ratings: Ratings, factors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:

@@ -92,8 +92,23 @@ class FactorSolver:
         self._of_rated = _Side(*(side[self._rated] for side in self._by_item))
 
     def users(self, items: NDArray[Any], lam: float) -> NDArray[Any]:
-        """Return all users' factors, shape (m, k), by the items', shape (n, k)."""
+        """Return all users' factors, shape (m, k), by the items', shape (n, k).
+
+        Raises
+        ------
+        ValueError
+            If `lam` is 0.
+        """
+        if not lam > 0:
+            raise ValueError(
+                "regularizer is SquaredL2(0), expected a weight above 0: the factors of a user "
+                "with few ratings are not determined without."
+            )
         return self._equations(self._by_user, items).solved(lam)
+
+    def kept(self, users: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Return what a client keeps of its users: their factors, and the mean beside biases."""
+        return {"U": users, "mean": np.array([self.mean])} if self.explicit else {"U": users}
 
     def item_equations(self, users: NDArray[Any]) -> Equations:
         """Return these users' part in the equations of all items."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -29,8 +29,6 @@ from ...runtime.messages.schema import Instruction
 from ...runtime.trust.means import REPORTED
 from .models import ToldStrategy
 
-CURVATURE = "user-curvature"
-"""The metric of a reply with a bound on the curvature of f_i in V: a norm of U_i^T U_i."""
 RANKED = "ranked-users"
 """How many users of a client count in the means that tell how well items are ranked."""
 RANKING = {"hr": "hits", "precision": "precisions", "recall": "recalls", "ndcg": "ndcgs"}
@@ -86,8 +84,7 @@ class FedMCFactors(Instruction):
     factors: Arrays
     factor_seed: int
     factor_scale: float
-    num_clients: int
-    rated_only: bool | None = None
+    rated_only: bool = False
     feedback: str | None = None
     confidence: float | None = None
 
@@ -157,36 +154,6 @@ class CompletionStrategy(ToldStrategy):
         (self._name,) = arrays
         return first
 
-    def first_items(self, arrays: Arrays, feedback: str) -> NDArray[Any]:
-        """Return V^0 of an exact method: with explicit feedback the last row, biases, is 0.
-
-        Raises
-        ------
-        ValueError
-            Beside what `first_factors` raises, if there is no other row.
-        """
-        first = self.first_factors(arrays).copy()
-        if feedback == "explicit":
-            if len(first) < 2:
-                raise ValueError(
-                    "The initial arrays have 1 row, expected 2 or more with feedback='explicit': "
-                    "the last one is the items' biases."
-                )
-            first[-1] = 0
-        return first
-
-    def exact_evaluations(
-        self, client_ids: Sequence[int], feedback: str, confidence: float
-    ) -> dict[int, FedMCFactors]:
-        """Send V, for which clients solve for their users' factors."""
-        factors = self.global_model()
-        return {
-            client: FedMCFactors(
-                factors, **self.first_users(client), feedback=feedback, confidence=confidence
-            )
-            for client in client_ids
-        }
-
     def given(self, server_round: int) -> dict[str, Any]:
         """Return V."""
         return {"factors": self.global_model()}
@@ -196,19 +163,23 @@ class CompletionStrategy(ToldStrategy):
         return self.first_users(client_id)
 
     def first_users(self, client: int) -> dict[str, Any]:
-        """Return what a client must know to draw its U_i^0, and p."""
+        """Return what a client must know to draw its U_i^0."""
         return {
             "factor_seed": seed_of(short(self.seed), client),
             "factor_scale": self.init_scale,
-            "num_clients": self.membership.num_initial,
         }
+
+    @property
+    def in_evaluations(self) -> dict[str, Any]:
+        """What an evaluation says beside V and what draws U_i^0."""
+        return {}
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedMCFactors]:
         """Send V; the users' factors are on the client."""
-        factors = self.global_model()
-        return {client: FedMCFactors(factors, **self.first_users(client)) for client in client_ids}
+        shared = {"factors": self.global_model(), **self.in_evaluations}
+        return {client: FedMCFactors(**shared, **self.first_users(client)) for client in client_ids}
 
     def evaluation_metrics(self, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
         """Return Phi (17), the RMSE over all test ratings and the nonzeros, by the clients' sums.
@@ -244,6 +215,59 @@ class CompletionStrategy(ToldStrategy):
                 "predict and recommend use them."
             )
         return {self._name: np.array(self.item_factors, order="C")}
+
+
+class ExactCompletion(CompletionStrategy):
+    """Base of the methods whose clients solve for their users' factors.
+
+    Parameters
+    ----------
+    feedback : {"explicit", "implicit"} (default: "explicit")
+        What the clients' ratings are. "explicit": predicted by a mean, two biases and factors; the
+        items' biases are the last row of V and start at 0. "implicit": interactions, all numbers
+        above 0; what is not listed counts as a 0.
+    confidence : float (default: 1.0)
+        With "implicit" an interaction r is a 1 of weight 1 + confidence r, what is none a 0 of
+        weight 1.
+    **base
+        The parameters of `CompletionStrategy`.
+    """
+
+    feedback: Literal["explicit", "implicit"] = "explicit"
+    confidence: Positive = 1.0
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the objective is a sum over the clients."""
+        return True
+
+    @property
+    def in_evaluations(self) -> dict[str, Any]:
+        """What the clients solve for."""
+        return {"feedback": self.feedback, "confidence": self.confidence}
+
+    @property
+    def has_biases(self) -> bool:
+        """Whether the last row of V are biases."""
+        return self.feedback == "explicit"
+
+    def first_factors(self, arrays: Arrays) -> NDArray[Any]:
+        """Return V^0, with biases of 0.
+
+        Raises
+        ------
+        ValueError
+            Beside what `CompletionStrategy` raises, if there is no other row than that of biases.
+        """
+        first = super().first_factors(arrays)
+        if not self.has_biases:
+            return first
+        if len(first) < 2:
+            raise ValueError(
+                "The initial arrays have 1 row, expected 2 or more with feedback='explicit': "
+                "the last one is the items' biases."
+            )
+        return np.vstack([first[:-1], np.zeros_like(first[-1:])])
 
 
 def without_sums(metrics: Metrics) -> Metrics:

@@ -14,7 +14,6 @@ import pytest
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from clients.methods import fedmc_admm as module
 from clients.methods.fedmc_admm import FedMCADMMClient, item_steps, user_steps
 from clients.toolkit.data.ratings import Ratings
 from clients.toolkit.round.completion import Residual
@@ -22,9 +21,8 @@ from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
 from fl_admm_strategies.messages import FedMCFactors, FedMCInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.messages import Received, changed, received
-from tests.support.federation import assert_same_bits
 from tests.support.ratings import NUM_ITEMS, RANK, dense, initial, new_context, ratings
-from tests.support.refusals import names, refused
+from tests.support.refusals import refused
 
 P, BETA, LAM = 5, 0.8, 0.3
 KINDS: dict[str, Regularizer] = {"l2": SquaredL2(LAM), "l1": L1Norm(LAM)}
@@ -113,15 +111,6 @@ def test_both_blocks_descend(kind: str, seed: int) -> None:
     assert problem.lagrangian(U, path[-1], regularizer) + fallen <= middle + 1e-10
 
 
-def test_the_errors_are_those_before_the_last_step() -> None:
-    problem = Problem()
-    args = problem.U, problem.W.T.copy(), problem.V.T.copy(), P * BETA
-    _, errors = item_steps(problem.residual, *args, 3)
-    before, _ = item_steps(problem.residual, *args, 2)
-    expected = (problem.error(problem.U, before.T) ** 2).sum()
-    assert errors @ errors == pytest.approx(expected, rel=1e-12)
-
-
 def test_factors_that_vanished_stay_at_zero() -> None:
     """A strong l1 norm makes L = 0 (P5)."""
     problem = Problem()
@@ -145,7 +134,9 @@ def message(anchor: NDArray[Any], start: NDArray[Any] | None = None, **changes: 
         num_clients=P,
         beta=BETA,
         inner_steps=3,
-        y0="zero",
+        published=True,
+        feedback="explicit",
+        confidence=1.0,
         duals="strategy",
         start_at="own",
         averaging="all",
@@ -155,7 +146,7 @@ def message(anchor: NDArray[Any], start: NDArray[Any] | None = None, **changes: 
 
 
 def evaluation(V: NDArray[Any], *, version: int = 0) -> Received:
-    return received(FedMCFactors({"V": V}, 7, 1.0, P), version=version)
+    return received(FedMCFactors({"V": V}, 7, 1.0), version=version)
 
 
 def make(context: Context | None = None, **settings: Any) -> FedMCADMMClient:
@@ -221,81 +212,6 @@ def test_no_test_ratings_is_no_error() -> None:
         "user-nonzeros": entries,
         **made_by("FedMCADMM"),
     }
-
-
-# --- Clients of one node ------------------------------------------------------------------------
-
-
-def asked_of(i: int, seed: int = 0, **settings: Any) -> tuple[FedMCADMMClient, Any, Any]:
-    """Return a client of its own ratings, and what it is asked to do."""
-    V, W = np.random.default_rng([seed, i]).random((2, RANK, NUM_ITEMS))
-    options = {"regularizer": SquaredL2(LAM)} | settings
-    client = FedMCADMMClient(new_context(i), ratings(i), **options)
-    return client, *message(V, W, **({"duals": "client"} if i == 3 else {}))
-
-
-def same_as_alone(found: list[Any], jobs: list[Any]) -> None:
-    """Compare what a stack gave with the `fit` of the same clients, made anew."""
-    for result, (client, *asked) in zip(found, jobs, strict=True):
-        assert not isinstance(result, BaseException)
-        arrays, count, metrics = client.fit(*asked)
-        np.testing.assert_array_equal(result[0][0], arrays[0])
-        assert result[1:] == (count, metrics)
-
-
-@pytest.mark.parametrize("choice", [True, "auto"])
-@pytest.mark.parametrize("regularizer", [SquaredL2(LAM), L1Norm(LAM)])
-def test_clients_in_a_stack_have_the_bits_that_they_have_alone(
-    regularizer: Regularizer, choice: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stacks: list[int] = []
-    together = module.solve_together
-    monkeypatch.setattr(module, "solve_together", lambda p: (stacks.append(len(p)), together(p))[1])
-    monkeypatch.setattr(module, "STACK", 200)
-    jobs = [asked_of(i, regularizer=regularizer) for i in range(6)]
-    found = module.fit_together(jobs, choice)
-    assert len(stacks) == 2
-    assert sum(stacks) == 6
-    same = [asked_of(i, regularizer=regularizer) for i in range(6)]
-    same_as_alone(found, same)
-    for (client, *_), (twin, *_) in zip(jobs, same, strict=True):
-        assert_same_bits(client.memory.latest(), twin.memory.latest())
-
-
-def test_who_fails_in_a_stack_fails_alone_and_a_stack_that_fails_is_done_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    jobs, huge = [asked_of(i) for i in range(4)], np.full((RANK, NUM_ITEMS), 1e200)
-    jobs[1], jobs[2] = (make(), *message(huge, huge)), (make(), *message(first(), version=4))
-    with np.errstate(all="ignore"):
-        found = module.fit_together(jobs, True)
-    assert names(found[1], "beta", "init_scale")
-    assert names(found[2], "state-lost 0")
-    same_as_alone([found[0], found[3]], [asked_of(0), asked_of(3)])
-
-    def no_memory(parts: Any) -> Any:
-        raise MemoryError
-
-    monkeypatch.setattr(module, "solve_together", no_memory)
-    jobs = [asked_of(i) for i in (0, 1)]
-    same_as_alone(module.fit_together(jobs, True), [asked_of(i) for i in (0, 1)])
-
-
-def test_a_regularizer_of_ones_own_and_large_clients_are_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class NonNegative(SquaredL2):
-        def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:
-            assert isinstance(step, float)
-            return np.maximum(x, 0)
-
-    monkeypatch.setattr(module, "solve_together", lambda parts: pytest.fail("in a stack"))
-    settings: dict[str, Any] = {"regularizer": NonNegative(1)}
-    jobs, same = ([asked_of(i, **settings) for i in (0, 1)] for _ in range(2))
-    same_as_alone(module.fit_together(jobs, True), same)
-    monkeypatch.setattr(module, "LARGEST", 10)
-    jobs, same = ([asked_of(i) for i in (0, 1)] for _ in range(2))
-    same_as_alone(module.fit_together(jobs, "auto"), same)
 
 
 # --- Recommending -------------------------------------------------------------------------------

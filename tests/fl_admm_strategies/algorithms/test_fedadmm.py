@@ -228,7 +228,7 @@ def test_the_form_that_runs_is_said_in_the_methods_symbols() -> None:
     assert FedADMM(published=True).form.startswith("the paper's form")
     assert "u_i" in FedADMM().form
     assert "published=True" in FedADMM().form
-    assert "their own W_i" in FedMCADMM(SquaredL2(0.1), solve="linear").form
+    assert "their own W_i" in FedMCADMM(SquaredL2(0.1), published=True).form
     assert "exact" in FedMCADMM(SquaredL2(0.1)).form
 
 

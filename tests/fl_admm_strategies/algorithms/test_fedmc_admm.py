@@ -18,16 +18,12 @@ from clients.toolkit.data.ratings import Ratings
 from fl_admm_strategies import FedMCADMM, initial_item_factors, made_by
 from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
 from fl_admm_strategies.runtime.messages.records import RawReply
-from fl_admm_strategies.runtime.record import Traffic
-from fl_admm_strategies.runtime.saving.state import arrays_of
-from tests.support.federation import WatchedGrid, assert_same_bits, client_fn_of, node_of
-from tests.support.pace import fast
+from tests.support.federation import WatchedGrid, node_of
 from tests.support.ratings import (
     NUM_CLIENTS,
     NUM_ITEMS,
     RANK,
     Federation,
-    contract_client,
     dense,
     initial,
     ratings,
@@ -42,21 +38,12 @@ KINDS = {"l2": (SquaredL2(USERS), SquaredL2(ITEMS)), "l1": (L1Norm(USERS), L1Nor
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_place = pytest.mark.parametrize("duals", ["strategy", "client"])
-FORMS = [("own", "all"), ("global", "all"), ("own", "participants"), ("global", "participants")]
-each_form = pytest.mark.parametrize(("start_at", "averaging"), fast([FORMS[0], FORMS[3]], FORMS))
-each_start = pytest.mark.parametrize("y0", ["zero", "handshake"])
 
 
 def federation(kind: str = "l2", **settings: Any) -> Federation:
     of_users, of_items = KINDS[kind]
     options = {"beta": BETA, "inner_steps": STEPS, "fraction_train": 0.4, "seed": 1} | settings
-    options = {"solve": "linear"} | options
-    return Federation(FedMCADMM(of_items, **options), of_users)
-
-
-def nobody(*_: Any) -> list[Any]:
-    """Ask nobody: with y0="zero" there is no handshake."""
-    return []
+    return Federation(FedMCADMM(of_items, published=True, **options), of_users)
 
 
 def soft(x: NDArray[Any], threshold: float) -> NDArray[Any]:
@@ -64,22 +51,15 @@ def soft(x: NDArray[Any], threshold: float) -> NDArray[Any]:
 
 
 class Transcript:
-    """Algorithm 1, line by line, with dense matrices; and what the other forms change in it."""
+    """Algorithm 1, line by line, with dense matrices."""
 
-    def __init__(
-        self, run: Federation, kind: str, y0: str, start_at: str = "own", averaging: str = "all"
-    ) -> None:
-        self.kind, self.start_at, self.averaging = kind, start_at, averaging
+    def __init__(self, run: Federation, kind: str) -> None:
+        self.kind = kind
         self.data = {i: dense(run.train[i]) for i in range(P)}
         self.V = run.first["item-factors"].copy()
         self.U = {i: run.first_users(i) for i in range(P)}
         self.W = {i: self.V.copy() for i in range(P)}
-        self.Y = {
-            i: -self.U[i].T @ self.error(i, self.U[i], self.V) / P
-            if y0 == "handshake"
-            else np.zeros_like(self.V)
-            for i in range(P)
-        }
+        self.Y = {i: np.zeros_like(self.V) for i in range(P)}
 
     def error(self, i: int, U: NDArray[Any], W: NDArray[Any]) -> NDArray[Any]:
         values, mask = self.data[i]
@@ -88,7 +68,7 @@ class Transcript:
     def round(self, sampled: list[int]) -> None:
         V, l1 = self.V, self.kind == "l1"
         for i in sampled:
-            U, W, Y = self.U[i], self.W[i] if self.start_at == "own" else V, self.Y[i]
+            U, W, Y = self.U[i], self.W[i], self.Y[i]
             L = np.linalg.norm(W @ W.T)
             for _ in range(STEPS):
                 gradient = self.error(i, U, W) @ W.T
@@ -100,9 +80,7 @@ class Transcript:
                 gradient = U.T @ self.error(i, U, W)
                 W = (L / P * W + BETA * V - gradient / P - Y) / (L / P + BETA)  # (67)
             self.U[i], self.W[i], self.Y[i] = U, W, Y + BETA * (W - V)  # (13), the old V
-        over = sampled if self.averaging == "participants" else range(P)
-        mean_w = sum(self.W[i] for i in over) / len(over)
-        mean = mean_w + sum(self.Y[i] for i in range(P)) / (P * BETA)
+        mean = sum(self.W[i] + self.Y[i] / BETA for i in range(P)) / P
         if l1:
             self.V = soft(mean, ITEMS / (P * BETA))  # (73)
         else:
@@ -113,14 +91,10 @@ class Transcript:
 
 
 @each_kind
-@each_start
 @each_place
-@each_form
-def test_the_trajectory_is_that_of_algorithm_1(
-    kind: str, y0: str, duals: str, start_at: str, averaging: str
-) -> None:
-    run = federation(kind, y0=y0, duals=duals, start_at=start_at, averaging=averaging)
-    expected = Transcript(run, kind, y0, start_at, averaging)
+def test_the_trajectory_is_that_of_algorithm_1(kind: str, duals: str) -> None:
+    run = federation(kind, duals=duals)
+    expected = Transcript(run, kind)
     seen: set[int] = set()
     for k in range(1, 13):
         sampled = run.round(k)
@@ -135,7 +109,7 @@ def test_the_trajectory_is_that_of_algorithm_1(
         held = run.held(i)
         np.testing.assert_allclose(held["U"], expected.U[i], rtol=0, atol=1e-10)
         np.testing.assert_allclose(held["W"], expected.W[i], rtol=0, atol=1e-10)
-        Y = held["Y"] if duals == "client" or start_at == "global" else dual(run, i)
+        Y = held["Y"] if duals == "client" else dual(run, i)
         np.testing.assert_allclose(Y, expected.Y[i], rtol=0, atol=1e-10)
 
 
@@ -165,10 +139,9 @@ def lagrangian(
 
 
 @each_kind
-@each_start
-def test_the_identities_of_the_dual_and_the_v_step(kind: str, y0: str) -> None:
+def test_the_identities_of_the_dual_and_the_v_step(kind: str) -> None:
     """T5, T6 and T7, at every round of partial participation."""
-    run = federation(kind, y0=y0, published=True)
+    run = federation(kind)
     U = {i: run.first_users(i) for i in range(P)}
     for k in range(1, 9):
         V, Y = items(run), {i: dual(run, i).copy() for i in range(P)}
@@ -198,7 +171,7 @@ def test_the_identities_of_the_dual_and_the_v_step(kind: str, y0: str) -> None:
 def test_it_converges_to_a_stationary_point() -> None:
     """Theorem 4.7: W_i = V, Y_i = -(1/p) grad_V f_i, and both gradients of Phi vanish."""
     settings = {"beta": 0.5, "fraction_train": 0.8, "inner_steps": 20}
-    run = federation("l2", published=True, **settings)
+    run = federation("l2", **settings)
     for k in range(1, 301):
         run.round(k)
     V = items(run)
@@ -258,65 +231,12 @@ def test_a_projection_serves_as_regulariser() -> None:
         def value(self, x: NDArray[Any]) -> float:
             return 0.0
 
-    run = Federation(FedMCADMM(NonNegative(), beta=BETA, seed=1, solve="linear"))
+    run = Federation(FedMCADMM(NonNegative(), beta=BETA, seed=1, published=True))
     run.first["item-factors"][:, -1] = -1.0  # nobody rates item 6, so nothing else would raise it
     run.strategy.run.begin(run.first, range(P))
-    run.strategy.run.handshake(nobody, {})
+    run.strategy.run.handshake(lambda asked, kind: [], {})
     run.round(1)
     assert (items(run) >= 0).all()
-
-
-@pytest.mark.parametrize(("duals", "start_at"), [("client", "own"), ("strategy", "global")])
-def test_a_bound_knows_that_the_first_duals_move_v(duals: str, start_at: str) -> None:
-    """P3: V^1 is moved by mean Y_i^0/beta, so that in round 2 all are further from it."""
-    strategy = FedMCADMM(
-        L1Norm(0.1),
-        solve="linear",
-        inner_steps=2,
-        y0="handshake",
-        duals=duals,  # type: ignore[arg-type]
-        start_at=start_at,  # type: ignore[arg-type]
-        max_norm="auto",
-        seed=1,
-        fraction_evaluate=0.0,
-    )
-    grid = WatchedGrid(client_app(client_fn_of(contract_client)), 6)
-    strategy.start(grid, initial_item_factors(RANK, NUM_ITEMS), 4)
-    means = strategy.run.record.result.train_metrics_clientapp
-    assert means[2]["norm-bound"] > 1.5 * means[1]["norm-bound"]
-    assert [len(strategy.train_metrics[k]) for k in (1, 2, 3, 4)] == [6, 6, 6, 6]
-
-
-# --- Where the duals are ------------------------------------------------------------------------
-
-
-@each_kind
-@each_start
-def test_duals_on_the_clients_give_the_same_trajectory_and_less_memory(kind: str, y0: str) -> None:
-    places, settings = ("strategy", "client"), {"y0": y0, "published": True}
-    here, there = (federation(kind, duals=duals, **settings) for duals in places)
-    for k in range(1, 13):
-        assert here.round(k) == there.round(k)
-        np.testing.assert_allclose(items(there), items(here), rtol=0, atol=1e-12)
-    of_v = RANK * NUM_ITEMS
-    sizes = [sum(a.size for a in arrays_of(own.strategy.state).values()) for own in (there, here)]
-    assert sizes == [3 * of_v + 2, (3 + 2 * P) * of_v + 2]
-    assert here.strategy.traffic == there.strategy.traffic
-
-
-@each_place
-def test_the_handshake_asks_everybody_for_the_first_dual(duals: str) -> None:
-    run = federation(y0="handshake", duals=duals, published=True)
-    expected = Transcript(run, "l2", "handshake").Y
-    if duals == "strategy":
-        for i in range(P):
-            np.testing.assert_allclose(dual(run, i), expected[i], rtol=0, atol=1e-12)
-    total = P * run.first["item-factors"] + sum(expected.values()) / BETA
-    found = run.strategy.state.consensus.mean.total
-    np.testing.assert_allclose(found, total.ravel(), rtol=0, atol=1e-12)  # P6
-    np.testing.assert_array_equal(items(run), run.first["item-factors"])  # V^0 itself stays
-    of_v = 8 * RANK * NUM_ITEMS
-    assert run.strategy.traffic[0] == Traffic(P * of_v, P * of_v)
 
 
 # --- Messages -----------------------------------------------------------------------------------
@@ -334,45 +254,16 @@ def start(strategy: FedMCADMM, grid: WatchedGrid, num_rounds: int = 3, seed: int
 
 
 @each_place
-@each_start
-def test_the_users_factors_are_in_no_message(duals: Any, y0: Any) -> None:
+@pytest.mark.parametrize("published", [True, False])
+def test_the_users_factors_are_in_no_message(duals: Any, published: bool) -> None:
     grid = WatchedGrid(client_app(client_fn), P)
-    strategy = FedMCADMM(
-        SquaredL2(ITEMS), solve="linear", fraction_train=0.4, y0=y0, duals=duals, seed=1
-    )
-    start(strategy, grid)
-    kinds = {(kind, server_round) for kind, server_round, _ in grid.sent}
-    assert len(kinds) == 3 + 3 + (y0 == "handshake")  # training and evaluation of three rounds
+    start(FedMCADMM(SquaredL2(ITEMS), published=published, duals=duals, seed=1), grid)
     for kind, _, messages in grid.received:
         for reply in messages:
             arrays = {n: a for r in reply.content.array_records.values() for n, a in r.items()}
-            if kind == MessageType.TRAIN:
-                # One r x n array and nothing else but numbers: no room for m_i x r.
-                assert {n: a.shape for n, a in arrays.items()} == {
-                    "item-factors": (RANK, NUM_ITEMS)
-                }
-            else:
-                assert arrays == {}
-            numbers = {k for r in reply.content.metric_records.values() for k in r}
-            allowed = {
-                "loss",
-                "num-examples",
-                "test-ratings",
-                "squared-error",
-                "rmse",
-                "upload-seal",
-                *STAMP,
-            }
-            assert numbers <= allowed | {"user-entries", "user-nonzeros"}
-
-
-@each_place
-def test_bytes_are_counted(duals: Any) -> None:
-    strategy = FedMCADMM(SquaredL2(ITEMS), duals=duals, seed=1, published=True)
-    start(strategy, WatchedGrid(client_app(client_fn), P), 2)
-    of_v = 8 * RANK * NUM_ITEMS
-    # V^0 goes along once: W_i^0 is the client's copy of it.
-    assert strategy.traffic == {1: Traffic(2 * P * of_v, P * of_v), 2: Traffic(P * of_v, P * of_v)}
+            # One r x n array and nothing else but numbers: no room for m_i x r.
+            expected = {"item-factors": (RANK, NUM_ITEMS)} if kind == MessageType.TRAIN else {}
+            assert {n: a.shape for n, a in arrays.items()} == expected
 
 
 # --- Evaluation ---------------------------------------------------------------------------------
@@ -426,7 +317,7 @@ def test_nonzeros_are_counted_over_all_users_and_items() -> None:
     ("error", "rmse"), [(np.nan, 1.0), (np.inf, 1.0), (-9.0, 1.0), (14.0, 2.0)]
 )
 def test_a_bad_report_does_not_hide_the_others(error: float, rmse: float) -> None:
-    strategy = FedMCADMM(SquaredL2(ITEMS), seed=1, solve="linear")
+    strategy = FedMCADMM(SquaredL2(ITEMS), seed=1)
     strategy.run.begin(initial(), range(2))
     strategy.run.configure_evaluate(1, {})
     own = {"loss": 1.0, "num-examples": 1, "test-ratings": 2}
@@ -467,35 +358,9 @@ def test_the_scale_of_the_first_factors() -> None:
     assert first.numpy().shape == (3, 500)
     assert 0 <= first.numpy().min() < 1e-5
     assert 1.9e-4 < first.numpy().max() < 2e-4
-    again = initial_item_factors(3, 500, seed=1, scale=2e-4)["item-factors"].numpy()
-    assert not np.allclose(again, first.numpy())
-
-
-@each_place
-def test_clients_that_have_yet_to_take_part_start_from_the_saved_items(duals: Any) -> None:
-    settings: dict[str, Any] = {"fraction_train": 0.2, "y0": "handshake", "duals": duals, "seed": 1}
-
-    def new() -> FedMCADMM:
-        return FedMCADMM(SquaredL2(ITEMS), solve="linear", **settings)
-
-    whole = start(new(), WatchedGrid(client_app(client_fn), P), 6)
-    grid = WatchedGrid(client_app(client_fn), P)
-    state = start(new(), grid, 3).state_dict()
-    second = new()
-    second.load_state_dict(state)
-    # V^0 is part of the state: those that have yet to take part start from it, not from this one.
-    start(second, grid, 6, seed=4)
-    assert_same_bits(second.state_dict(), whole.state_dict())
-    assert {r: whole.evaluate_metrics[r] for r in (4, 5, 6)} == second.evaluate_metrics
 
 
 # --- Bad input ----------------------------------------------------------------------------------
-
-
-def test_a_regulariser_needs_a_prox() -> None:
-    regularizer: Any = 0.1
-    with refused(TypeError, "regularizer", 0.1):
-        FedMCADMM(regularizer)
 
 
 @pytest.mark.parametrize(
@@ -510,9 +375,3 @@ def test_a_regulariser_needs_a_prox() -> None:
 def test_the_initial_arrays_are_one_matrix(arrays: dict[str, NDArray[Any]]) -> None:
     with refused(ValueError, "one array of floating point numbers"):
         FedMCADMM(SquaredL2(ITEMS)).run.begin(arrays, range(P))
-
-
-@pytest.mark.parametrize(("rank", "num_items"), [(0, 3), (2, 0)])
-def test_no_factors_of_nothing(rank: int, num_items: int) -> None:
-    with refused(ValueError, 0):
-        initial_item_factors(rank, num_items)

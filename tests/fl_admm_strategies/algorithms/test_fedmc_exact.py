@@ -1,4 +1,4 @@
-"""FedMC-ADMM with exact solutions, against docs/methods/fedmc-admm-notes.md, P15, in NumPy."""
+"""FedMC-ADMM with exact solutions, against docs/methods/fedmc-admm-notes.md, P14, in NumPy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fl_admm_strategies import FedMCADMM
+from fl_admm_strategies.maths.rated import RATED
 from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
 from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, Federation, dense, initial, ratings
 from tests.support.refusals import refused
@@ -82,16 +83,57 @@ def test_it_converges_to_a_stationary_point_of_the_sum(feedback: str) -> None:
     np.testing.assert_allclose(total, 0, atol=1e-5)
 
 
-def test_rated_rows_give_the_same_trajectory() -> None:
+def test_rated_rows_give_the_same_trajectory_with_the_memory_of_the_rated_ones() -> None:
     whole, rated = federation(), federation(rows="rated")
     for server_round, drawn in enumerate(ROUNDS * 2, start=1):
         whole.round(server_round, drawn)
         rated.round(server_round, drawn)
-        np.testing.assert_allclose(
-            rated.strategy.item_factors, whole.strategy.item_factors, rtol=0, atol=1e-10
-        )
+        V = rated.strategy.item_factors
+        np.testing.assert_allclose(V, whole.strategy.item_factors, rtol=0, atol=1e-10)
         one, other = whole.evaluate(server_round), rated.evaluate(server_round)
         assert one["rmse"] == pytest.approx(other["rmse"], rel=1e-10)
+    asked = rated.strategy.run.configure_train(11, {})
+    for i in range(NUM_CLIENTS):
+        own, dense_rows = rated.strategy.state.consensus[i], whole.strategy.state.consensus.clients
+        assert own.items.tolist() == sorted({*ratings(i).items.tolist()})
+        dual = dense_rows[i].pi.reshape(V.shape) / BETA
+        np.testing.assert_allclose(own.dual.T, dual[:, own.items], atol=1e-10)
+        assert {*rated.held(i)} == {"U", "mean"}  # no copy of V
+        assert {g["item-factors"].shape for g in asked[i].groups.values()} == {own.dual.T.shape}
+    client = rated.client(0)
+    with refused(ValueError, "item_factors"):
+        client.recommend(0, 3)
+    assert len(client.recommend(0, 3, exclude_seen=False, item_factors=V)) == 3
+
+
+def test_rated_rows_of_clients_that_join_and_leave() -> None:
+    results = []
+    for rows in ("all", "rated"):
+        run = federation(rows=rows)
+        for server_round in (1, 2):
+            run.round(server_round, [*range(NUM_CLIENTS)])
+        run.strategy.state.consensus.remove([3], 2)
+        run.strategy.membership.reset([3])  # it begins anew on its side as well
+        mask = np.zeros(NUM_ITEMS, np.bool_)
+        mask[run.train[3].items] = True
+        run.strategy.state.consensus.insert({3: {RATED: mask} if rows == "rated" else {}})
+        run.round(3, [*range(NUM_CLIENTS)])
+        results.append(run.strategy.item_factors)
+    np.testing.assert_allclose(*results, rtol=1e-10)
+
+
+def test_a_state_of_other_ratings_is_refused() -> None:
+    run = federation(rows="rated")
+    run.round(1)
+    consensus = run.strategy.state.consensus
+    state = consensus.state_arrays()
+    for name, array in {
+        "items": state["items"] + NUM_ITEMS,
+        "dual": state["dual"][1:],
+        "v": state["v"].T,
+    }.items():
+        with refused(ValueError, "saved"):
+            consensus.load_state_arrays(state | {name: array})
 
 
 def test_no_weight_depends_on_the_number_of_clients() -> None:
@@ -121,13 +163,11 @@ def test_what_a_client_predicts_has_mean_and_biases() -> None:
 
 
 def test_settings_that_do_not_go_together() -> None:
-    with refused(ValueError, "solve", "exact", "published"):
-        FedMCADMM(SquaredL2(0.1), solve="exact", published=True)
-    with refused(ValueError, "y0", "handshake", "linear"):
-        FedMCADMM(SquaredL2(0.1), y0="handshake")
     with refused(ValueError, "feedback", "implicit", "rated"):
         FedMCADMM(SquaredL2(0.1), feedback="implicit", rows="rated")
-    with refused(ValueError, "feedback", "implicit", "linear"):
+    with refused(ValueError, "rows", "rated", "duals"):
+        FedMCADMM(SquaredL2(0.1), rows="rated", duals="client")
+    with refused(ValueError, "feedback", "implicit", "published"):
         FedMCADMM(SquaredL2(0.1), feedback="implicit", published=True)
     run = federation()
     run.regularizer = L1Norm(0.1)

@@ -9,7 +9,7 @@ import pytest
 
 from clients import FedMGSClient
 from fl_admm_strategies import FedMGS, SquaredL2
-from fl_admm_strategies.algorithms.shared.completion import CURVATURE
+from fl_admm_strategies.algorithms.fedmgs import CURVATURE
 from fl_admm_strategies.runtime.messages.records import RawReply, Reply
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.support.ratings import Federation, dense, worked_example
