@@ -104,7 +104,6 @@ def test_a_strategy_made_of_its_settings_has_the_same(kind: Any) -> None:
     assert list(settings) == list(parameters)
     assert (settings["seed"], settings["node_timeout"]) == (3, 7.0)
     follow = {"start_at", "averaging", "anchor_on"} if "published" in parameters else set()
-    follow |= {"solve"} if kind is library.FedMCADMM else set()
     follow |= {"rho"} if issubclass(kind, library.FedADMM) else set()
     for name in parameters.keys() - {"seed", "node_timeout", *NEEDED, "eps2", *follow}:
         assert settings[name] == parameters[name].default, name
