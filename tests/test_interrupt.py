@@ -189,7 +189,7 @@ from flwr.app import Array, ArrayRecord
 from tests.support.cases import CHEAP, NUM_CLIENTS
 from tests.support.federation import Adding, Mean
 from clients import client_app
-from fl_admm_strategies import InProcessGrid, LegacyServer, run_in_process
+from fl_admm_strategies import InProcessGrid
 
 class Slow(Adding):
     def fit(self, parameters, config):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
@@ -15,11 +18,16 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class LocalGrid(Grid):
-    """A grid that numbers its messages in this process."""
+    """A grid whose messages and replies stay in this process: subclasses say what answers them."""
 
     def __init__(self) -> None:
         self._run = Run.create_empty(run_id=_process_run_id())
         self._message_numbers = itertools.count(1)
+        self._replies: dict[str, Future[Message]] = {}
+
+    @abstractmethod
+    def _submit(self, message: Message) -> Future[Message]:
+        """Send a message, and return its reply or what it will be in."""
 
     def set_run(self, run: Run) -> None:
         """Set the run this grid operates in (for Flower; nothing here depends on it)."""
@@ -43,11 +51,63 @@ class LocalGrid(Grid):
         """Create a message; the same as calling ``Message(...)``, which Flower now prefers."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
-    def number(self, message: Message) -> str:
-        """Give a message its id, and return it."""
-        message_id = str(next(self._message_numbers))
-        set_message_id(message, message_id)
-        return message_id
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send messages, and return their ids in the order of the messages.
+
+        Each message's ``metadata.message_id`` is set, as Flower's own grids do.
+
+        Raises
+        ------
+        TypeError
+            If something is not a ``Message``.
+        """
+        messages = list(messages)
+        for message in messages:
+            if not isinstance(message, Message):
+                raise TypeError(f"messages must be flwr Message objects, got {message!r}")
+        message_ids = []
+        for message in messages:
+            message_id = str(next(self._message_numbers))
+            set_message_id(message, message_id)
+            self._replies[message_id] = self._submit(message)
+            message_ids.append(message_id)
+        return message_ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return, once, the replies that have come, in the order of the ids."""
+        ready = [i for i in message_ids if i in self._replies and self._replies[i].done()]
+        replies = [self._replies.pop(message_id) for message_id in ready]
+        return [reply.result() for reply in replies if not reply.cancelled()]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send messages and wait for the replies.
+
+        Parameters
+        ----------
+        messages : Iterable[Message]
+            The messages.
+        timeout : float, optional
+            Seconds to wait. What has not replied by then is dropped.
+
+        Returns
+        -------
+        list of Message
+            The replies in the order of the messages.
+        """
+        message_ids = self.push_messages(messages)
+        try:
+            wait([self._replies[message_id] for message_id in message_ids], timeout)
+            return self.pull_messages(message_ids)
+        finally:
+            # After a timeout or Ctrl-C nothing of this batch may go on in the background.
+            for message_id in message_ids:
+                if (late := self._replies.pop(message_id, None)) is not None:
+                    self._drop(late)
+
+    def _drop(self, reply: Future[Message]) -> None:
+        """End what is to become a reply, where that is possible."""
 
 
 def set_message_id(message: Message, message_id: str) -> None:

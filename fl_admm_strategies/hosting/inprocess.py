@@ -12,13 +12,14 @@ import os
 import pickle
 import sys
 import threading
-import time
 import traceback
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from logging import ERROR
+from queue import SimpleQueue
 from typing import NamedTuple, Self, TypeAlias, TypeVar, cast
 
 from flwr.app import Array, Context, Error, Message, RecordDict, UserConfigValue
@@ -31,10 +32,12 @@ from ..runtime.common.interrupts import Interrupted, interruptible
 from ..runtime.messages.identity import IN_PROCESS
 from ..runtime.messages.records import describe, printable
 from .grid import LocalGrid, set_message_id
-from .workers import Worker, WorkerDiedError, pack_job
+from .workers import Worker, WorkerDiedError, pack_function
 
 ClientAppLike: TypeAlias = Callable[[Message, Context], Message]
 Given = TypeVar("Given")
+Done: TypeAlias = tuple[Message, Context]
+"""A client's reply and the context that it left."""
 
 _FIRST_NODE_ID = 2  # Flower never gives a client the ids 0 and 1, which is the server
 
@@ -50,10 +53,11 @@ class _Failure(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """A message on its way, under the id that its reply will answer to."""
+    """A message that waits for a worker."""
 
-    message_id: str
     message: Message
+    reply: Future[Message]
+    previous: Future[Message] | None  # of the message to its node before
 
 
 class InProcessGrid(LocalGrid):
@@ -159,17 +163,17 @@ class InProcessGrid(LocalGrid):
             )
             for i, config in enumerate(node_configs)
         }
-        self._num_workers = workers
+        self._lock = threading.RLock()  # of all that follows, and of the contexts
         self._closed = False
-        # One condition guards all that follows and is notified whenever a client has finished.
-        self._changed = threading.Condition()
-        self._waiting: OrderedDict[str, _Task] = OrderedDict()
-        self._running: dict[Future[bytes | _Failure], tuple[_Task, Worker]] = {}
-        self._replies: dict[str, Message] = {}
-        self._job = pack_job(client_app, _run_client) if workers else b""
-        self._idle = [Worker(self._job) for _ in range(workers)]
-        for worker in self._idle:
+        self._last_of_node: dict[int, Future[Message]] = {}
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._running: dict[Future[Message], Worker] = {}
+        self._function = pack_function(partial(_run_client, client_app)) if workers else b""
+        self._workers = [Worker(self._function) for _ in range(workers)]
+        for worker in self._workers:
             worker.check()
+        for place in range(workers):
+            threading.Thread(target=self._serve, args=(place,), daemon=True).start()
 
     def context(self, node_id: int) -> Context:
         """Return a node's context as the last successful message to it left it.
@@ -197,123 +201,15 @@ class InProcessGrid(LocalGrid):
         """Return the node ids in the order of the partitions."""
         return list(self._contexts)
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Hand messages over and return at once.
-
-        With workers the clients start in the background; with ``workers=0`` they run in the next
-        ``pull_messages``.
-
-        Parameters
-        ----------
-        messages : Iterable[Message]
-            The messages; their ``metadata.message_id`` is set, as Flower's own grids do.
-
-        Returns
-        -------
-        list of str
-            The message ids, in the order of the messages.
-
-        Raises
-        ------
-        TypeError
-            If something is not a ``Message``.
-        RuntimeError
-            If the grid has been closed.
-        """
-        messages = list(messages)
-        for message in messages:
-            if not isinstance(message, Message):
-                raise TypeError(f"messages must be flwr Message objects, got {message!r}")
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("this InProcessGrid has been closed; make a new one")
-            message_ids = []
-            for message in messages:
-                message_id = self.number(message)
-                message_ids.append(message_id)
-                task = _Task(message_id, message)
-                if message.metadata.dst_node_id in self._contexts:
-                    self._waiting[message_id] = task
-                else:
-                    reason = self._no_such_node(message.metadata.dst_node_id)
-                    self._finish(task, _Failure(ErrorCode.NODE_UNAVAILABLE, reason, reason))
-            if self._num_workers:
-                self._advance()
-        return message_ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return, once, the replies that are ready.
-
-        Parameters
-        ----------
-        message_ids : Iterable[str]
-            Ids that ``push_messages`` gave. With ``workers=0`` all of them are ready.
-
-        Returns
-        -------
-        list of Message
-            The replies in the order of the ids; ids without a reply yet, or whose reply has been
-            pulled, are left out.
-        """
-        with self._changed:
-            self._advance()
-            return [self._replies.pop(i) for i in message_ids if i in self._replies]
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        """Send messages and wait for the replies.
-
-        Parameters
-        ----------
-        messages : Iterable[Message]
-            The messages.
-        timeout : float, optional
-            Seconds to wait with workers; clients that run longer are killed and have no reply. Not
-            enforced with ``workers=0``.
-
-        Returns
-        -------
-        list of Message
-            The replies in the order of the messages.
-
-        Raises
-        ------
-        TypeError, RuntimeError
-            As ``push_messages``.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        messages = list(messages)
-        with self._changed:
-            message_ids = self.push_messages(messages)
-            missing = deque(message_ids)
-            try:
-                while not self._closed:
-                    self._advance()
-                    while missing and missing[0] in self._replies:
-                        missing.popleft()
-                    remaining = None if deadline is None else deadline - time.monotonic()
-                    if not missing or (remaining is not None and remaining <= 0):
-                        break
-                    # A client can be done before its future is watched: nobody will notify then.
-                    if not any(future.done() for future in self._running):
-                        self._changed.wait(remaining)
-                return [self._replies[i] for i in message_ids if i in self._replies]
-            finally:
-                # After a timeout or Ctrl-C nothing of this batch may go on in the background.
-                self._drop(set(message_ids))
-
     def close(self) -> None:
-        """Stop the workers and drop what they run. Contexts stay readable; sending raises."""
-        with self._changed:
+        """End the workers and drop what they run. Contexts stay readable; sending raises."""
+        with self._lock:
             self._closed = True
-            self._drop({*self._waiting, *(task.message_id for task, _ in self._running.values())})
-            idle, self._idle = self._idle, []
-            self._changed.notify_all()
-        for worker in idle:
-            worker.dismiss()
-        for worker in idle:
-            worker.stop()
+            for reply in [*self._replies.values()]:
+                self._drop(reply)
+            for worker in self._workers:
+                self._tasks.put(None)
+                worker.kill()
 
     def abandon(self) -> None:
         """Close the grid from a signal handler: at once, whoever holds its lock."""
@@ -326,92 +222,83 @@ class InProcessGrid(LocalGrid):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _advance(self) -> None:
-        """Take in the clients that have finished and start those that can start; lock held."""
-        outcome: bytes | tuple[Message, Context] | _Failure
-        for future in [future for future in self._running if future.done()]:
-            task, worker = self._running.pop(future)
-            try:
-                outcome = future.result()
-            except WorkerDiedError as death:
-                reason = (
-                    f"worker process {worker.pid} died while it ran this message: it {death} "
-                    "(os._exit, a crash in native code, or no memory left); debug it with workers=0"
-                )
-                outcome = _Failure(ErrorCode.UNKNOWN, reason, reason)
+    def _submit(self, message: Message) -> Future[Message]:
+        """Have a client answer a message: at once, or in a worker after its earlier messages."""
+        reply: Future[Message] = Future()
+        node = message.metadata.dst_node_id
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this InProcessGrid has been closed; make a new one")
+            if node not in self._contexts:
+                reason = self._no_such_node(node)
+                failure = _Failure(ErrorCode.NODE_UNAVAILABLE, reason, reason)
+                reply.set_result(self._finished(message, failure))
+            elif self._workers:
+                self._tasks.put(_Task(message, reply, self._last_of_node.get(node)))
+                self._last_of_node[node] = reply
             else:
-                self._idle.append(worker)
-            self._finish(task, outcome)
-        if self._num_workers:
-            for task in self._next_tasks():
-                del self._waiting[task.message_id]
-                self._start(task)
-        else:
-            while self._waiting and not self._closed:
-                _, task = self._waiting.popitem(last=False)
-                context = self._contexts[task.message.metadata.dst_node_id]
                 with interruptible():
-                    outcome = _run(self._client_app, (task.message, context), _copied, _copied)
-                self._finish(task, outcome)
-        self._changed.notify_all()  # another thread's replies may be among them
+                    given = (message, self._contexts[node])
+                    outcome = _run(self._client_app, given, _copied, _copied)
+                reply.set_result(self._finished(message, outcome))
+        return reply
 
-    def _next_tasks(self) -> list[_Task]:
-        """Return the first waiting tasks for the free workers, one at a time for each node."""
-        busy = {task.message.metadata.dst_node_id for task, _ in self._running.values()}
-        tasks: list[_Task] = []
-        for task in self._waiting.values():
-            if len(self._running) + len(tasks) == self._num_workers:
-                break
-            node_id = task.message.metadata.dst_node_id
-            if node_id not in busy:
-                busy.add(node_id)
-                tasks.append(task)
-        return tasks
+    def _serve(self, place: int) -> None:
+        """Run the messages that are waiting on a worker, one after another."""
+        while (task := self._tasks.get()) is not None:
+            if task.previous is not None:
+                with suppress(CancelledError):
+                    task.previous.result()
+            if task.reply.cancelled():
+                continue
+            outcome: bytes | _Failure
+            try:
+                outcome = self._run_on_worker(place, task)
+            except (WorkerDiedError, RuntimeError) as error:
+                reason = f"{error}; debug it with workers=0"
+                outcome = _Failure(ErrorCode.UNKNOWN, reason, reason)
+            with self._lock:
+                self._running.pop(task.reply, None)
+                if self._last_of_node.get(node := task.message.metadata.dst_node_id) is task.reply:
+                    del self._last_of_node[node]
+                if not task.reply.cancelled():
+                    task.reply.set_result(self._finished(task.message, outcome))
 
-    def _start(self, task: _Task) -> None:
-        # Packed only now, one message for each worker: a packed round of many large models would
-        # not fit into memory.
-        context = self._contexts[task.message.metadata.dst_node_id]
-        packed = _pickled((task.message, context))
-        worker = self._idle.pop() if self._idle else None
-        if worker is not None and worker.has_died():  # between two messages
-            worker.kill()
-            worker = None
-        if worker is None:
-            worker = Worker(self._job)
-            worker.check()
-        future = worker.submit(packed)
-        self._running[future] = (task, worker)
-        future.add_done_callback(self._wake)
+    def _run_on_worker(self, place: int, task: _Task) -> bytes | _Failure:
+        """Run a message on one of the workers, or on a new one in its place if it has died."""
+        with self._lock:
+            if self._workers[place].has_died():
+                self._workers[place].kill()
+                self._workers[place] = Worker(self._function)
+                self._workers[place].check()
+            worker = self._running[task.reply] = self._workers[place]
+        # Packed only now: a packed round of many large models would not fit into memory.
+        packed = _pickled((task.message, self._contexts[task.message.metadata.dst_node_id]))
+        outcome: bytes | _Failure = worker.call(packed)
+        return outcome
 
-    def _wake(self, _: Future[bytes | _Failure]) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _finish(self, task: _Task, outcome: bytes | tuple[Message, Context] | _Failure) -> None:
-        """Commit a client's context and keep its reply, or keep an error reply; lock held."""
-        node_id = task.message.metadata.dst_node_id
+    def _finished(self, message: Message, outcome: bytes | Done | _Failure) -> Message:
+        """Commit a client's context and return its reply, or an error reply; lock held."""
+        node_id = message.metadata.dst_node_id
         if isinstance(outcome, bytes):
             try:
-                outcome = cast(tuple[Message, Context], pickle.loads(outcome))
+                outcome = cast(Done, pickle.loads(outcome))
             except Exception as error:
                 outcome = _failure(error)
         if isinstance(outcome, _Failure):
-            log(ERROR, f"Node {node_id}, {task.message.metadata.message_type!r}: {outcome.details}")
-            reply = Message(Error(outcome.code, outcome.reason), reply_to=task.message)
+            log(ERROR, f"Node {node_id}, {message.metadata.message_type!r}: {outcome.details}")
+            reply = Message(Error(outcome.code, outcome.reason), reply_to=message)
         else:
             reply, self._contexts[node_id] = outcome
-        set_message_id(reply, f"reply-{task.message_id}")
-        self._replies[task.message_id] = reply
+        set_message_id(reply, f"reply-{message.metadata.message_id}")
+        return reply
 
-    def _drop(self, message_ids: set[str]) -> None:
-        """Forget messages, wherever they are, and kill the workers that run one; lock held."""
-        for message_id in message_ids:
-            self._waiting.pop(message_id, None)
-            self._replies.pop(message_id, None)
-        for future, (task, worker) in list(self._running.items()):
-            if task.message_id in message_ids:
-                del self._running[future]
+    def _drop(self, reply: Future[Message]) -> None:
+        """Forget a reply that is to come, and end the worker on which its client runs."""
+        with self._lock:
+            if reply.cancel():
+                reply.set_running_or_notify_cancel()  # for those who wait for it
+            if worker := self._running.get(reply):
                 worker.kill()
 
     def _no_such_node(self, node_id: int) -> str:
@@ -479,8 +366,8 @@ def _run_client(client_app: ClientAppLike, packed: bytes) -> bytes | _Failure:
 def _run(
     client_app: ClientAppLike,
     sent: Given,
-    taken: Callable[[Given], tuple[Message, Context]],
-    returned: Callable[[tuple[Message, Context]], Given],
+    taken: Callable[[Given], Done],
+    returned: Callable[[Done], Given],
 ) -> Given | _Failure:
     """Run the app on what `taken` makes; return its reply and context, or why there are none."""
     try:
@@ -491,13 +378,11 @@ def _run(
         return _failure(error)
 
 
-def _pickled(pair: tuple[Message, Context]) -> bytes:
+def _pickled(pair: Done) -> bytes:
     return pickle.dumps(pair, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def _reply_of(
-    client_app: ClientAppLike, message: Message, context: Context
-) -> tuple[Message, Context]:
+def _reply_of(client_app: ClientAppLike, message: Message, context: Context) -> Done:
     message_id, run_config = message.metadata.message_id, dict(context.run_config)
     before = IN_PROCESS.set(True)
     try:
@@ -514,13 +399,13 @@ def _reply_of(
     return reply, context
 
 
-def _copied(pair: tuple[Message, Context]) -> tuple[Message, Context]:
+def _copied(pair: Done) -> Done:
     """Return a copy by pickle, but for the bytes of arrays: nobody can change these."""
     arrays: list[Array] = []
     file = BytesIO()
     _Pickler(file, arrays).dump(pair)
     file.seek(0)
-    return cast(tuple[Message, Context], _Unpickler(file, arrays).load())
+    return cast(Done, _Unpickler(file, arrays).load())
 
 
 class _Pickler(pickle.Pickler):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -122,7 +122,6 @@ class ProxyGrid(LocalGrid):
         super().__init__()
         self._manager = manager
         self._proxies: dict[int, Any] = {}  # of the nodes that were connected at the last look
-        self._replies: dict[str, Future[Message]] = {}
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of the connected nodes."""
@@ -137,30 +136,8 @@ class ProxyGrid(LocalGrid):
         nodes: Iterable[Any] = next(iter(self._proxies.values())).grid.get_nodes()
         return nodes
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages; return their ids."""
-        return [self._push(message) for message in messages]
-
-    def _push(self, message: Message) -> str:
-        message_id = self.number(message)
-        self._replies[message_id] = in_background(partial(self._reply, message))
-        return message_id
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return, once, the replies that have come."""
-        ready = [i for i in message_ids if i in self._replies and self._replies[i].done()]
-        return [self._replies.pop(message_id).result() for message_id in ready]
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        """Send messages and wait for the replies; a reply that comes later is dropped."""
-        message_ids = self.push_messages(messages)
-        wait([self._replies[message_id] for message_id in message_ids], timeout)
-        replies = self.pull_messages(message_ids)
-        for message_id in message_ids:
-            self._replies.pop(message_id, None)
-        return replies
+    def _submit(self, message: Message) -> Future[Message]:
+        return in_background(partial(self._reply, message))
 
     def _reply(self, message: Message) -> Message:
         try:

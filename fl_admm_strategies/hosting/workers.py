@@ -1,10 +1,10 @@
-"""Worker processes that run a ClientApp for a grid of this process.
+"""Worker processes that call one function again and again, for a grid or a comparison.
 
 They are forked from a process of its own, `multiprocessing`'s fork server, which is started once,
 knows the large modules and runs no thread: a fork of this process would copy the locks that its
 threads hold, and Python deprecates it from 3.12 on. Nothing of this process gets into a worker but
-the pickled app, its messages and the module path. A worker has a pipe of its own, at whose end one
-sees that it died.
+the pickled function, its arguments and the module path. Of `concurrent.futures`, a process that
+dies breaks the whole pool; here it ends one call.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
@@ -26,14 +25,9 @@ from typing import Any
 import cloudpickle
 
 from ..runtime.messages.records import describe
-from .background import in_background
-
-Run = Callable[[Any, bytes], Any]
-"""What a worker does with the app and a packed message; what it returns is pickled."""
 
 _PRELOAD = ["torch", "torch._dynamo", "clients"]  # the second is loaded by torch's optimizers
 
-_GRACE = 5.0  # seconds for an idle worker to end by itself
 _starting = threading.Lock()
 
 
@@ -42,89 +36,78 @@ class WorkerDiedError(Exception):
 
 
 class Worker:
-    """A process that runs one message at a time.
+    """A process that calls a function, one call at a time.
 
     Parameters
     ----------
-    job : bytes
-        From `pack_job`.
+    function : bytes
+        From `pack_function`.
+    preload : sequence of str, optional
+        Modules that all workers need; what the first worker names is imported once for all. By
+        default PyTorch and our clients, where this process has them.
 
     Attributes
     ----------
     pid : int
     """
 
-    def __init__(self, job: bytes) -> None:
+    def __init__(self, function: bytes, preload: Sequence[str] | None = None) -> None:
+        if preload is None:
+            preload = [name for name in _PRELOAD if name in sys.modules]
         context = get_context("forkserver")
         self._pipe, theirs = Pipe()
         with theirs, _starting, _without_main():
-            # Imported once for all workers: what takes long, where this process has it.
-            context.set_forkserver_preload([name for name in _PRELOAD if name in sys.modules])
+            context.set_forkserver_preload([*preload])
             self._process = context.Process(target=_work, args=(theirs,), daemon=True)
             self._process.start()
         self.pid = self._process.pid
         self._ending = threading.Lock()
-        self._loaded = self.submit(job)
+        with suppress(OSError):  # of one that has ended, which `check` says
+            self._pipe.send_bytes(function)
 
     def check(self) -> None:
-        """Wait until the app is loaded; raise RuntimeError if it cannot be."""
+        """Wait until the function is loaded, once; raise RuntimeError if it cannot be."""
         try:
-            trouble = self._loaded.result()
-        except WorkerDiedError as error:
-            trouble = f"the process {error}"
-        if trouble:
+            error = self._pipe.recv()
+        except (EOFError, OSError):
+            error = f"the process {self.kill()}"
+        if error:
             self.kill()
             raise RuntimeError(
-                f"A worker process cannot load the ClientApp: {trouble}. Workers import what the "
-                "app refers to as a new Python process would; see what differs there, or use "
-                "workers=0."
+                f"A worker process cannot load what it is to run: {error}. Workers import what "
+                "that refers to as a new Python process would; see what differs there."
             )
 
-    def submit(self, data: bytes) -> Future[Any]:
-        """Send data and return a future of the reply, which may raise `WorkerDiedError`."""
-
-        def ask() -> Any:
-            try:
-                self._pipe.send_bytes(data)
-                return self._pipe.recv()
-            except (EOFError, OSError):
-                raise WorkerDiedError(self.kill()) from None
-
-        return in_background(ask)
+    def call(self, argument: bytes) -> Any:
+        """Call the function and return what it returns; `WorkerDiedError` if the process ends."""
+        try:
+            self._pipe.send_bytes(argument)
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            raise WorkerDiedError(
+                f"worker process {self.pid} {self.kill()} (os._exit, a crash in native code, or "
+                "no memory left)"
+            ) from None
 
     def has_died(self) -> bool:
         """Return whether an idle worker has ended."""
-        return self._pipe.poll()  # it says nothing unasked, so that is the pipe's end
+        return self._pipe.poll()  # an idle one sends nothing, so that is the pipe's end
 
     def kill(self) -> str:
         """End the process, unless it has ended; return how it did."""
         with self._ending:
             self._process.kill()
             self._process.join()
-        return _wording(self._process.exitcode)
-
-    def dismiss(self) -> None:
-        """Tell an idle worker to end by itself; `stop` waits for it."""
-        with suppress(OSError):
-            self._pipe.send_bytes(b"")
-
-    def stop(self) -> None:
-        """Wait until a worker that was dismissed has ended; kill it if that takes long."""
-        with suppress(OSError):
-            self._pipe.poll(_GRACE)
-        self.kill()
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            return f"was ended by signal {-code} ({signal.strsignal(-code)})"
+        return f"ended with exit code {code}"
 
 
-def pack_job(app: object, run: Run) -> bytes:
-    """Return, for a `Worker`, an app and what to do with it and a message.
-
-    Raises
-    ------
-    TypeError
-        If the app cannot be pickled.
-    """
+def pack_function(function: Callable[[bytes], Any]) -> bytes:
+    """Return a function for a `Worker`; raise TypeError if it cannot be pickled."""
     try:
-        return bytes(cloudpickle.dumps((app, run)))
+        return bytes(cloudpickle.dumps(function))
     except Exception as error:  # whatever the objects' own methods raise
         raise TypeError(
             f"The ClientApp cannot be sent to worker processes ({describe(error)}). Make files, "
@@ -142,21 +125,15 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _wording(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"was ended by signal {-code} ({signal.strsignal(-code)})"
-    return f"ended with exit code {code}"
-
-
 def _work(pipe: Connection) -> None:
-    """Run messages until there are no more: what a worker does."""
-    # Ctrl-C reaches the whole process group. The grid's process takes it and ends the workers.
+    """Answer calls until there are no more: what a worker does."""
+    # Ctrl-C reaches the whole process group. The parent takes it and ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Whatever a client forks must not hold the pipe, or nobody would see this process die.
+    # Whatever the function forks must not hold the pipe, or its end would show no death.
     os.register_at_fork(after_in_child=pipe.close)
-    threading.Thread(target=_exit_with_the_grid, args=(pipe.fileno(),), daemon=True).start()
+    threading.Thread(target=_exit_with_the_parent, args=(pipe.fileno(),), daemon=True).start()
     try:
-        app, run = pickle.loads(pipe.recv_bytes())
+        function = pickle.loads(pipe.recv_bytes())
     except BaseException as error:
         pipe.send(describe(error))
         return
@@ -165,14 +142,14 @@ def _work(pipe: Connection) -> None:
         sys.modules["torch"].set_num_threads(1)
     pipe.send("")
     with suppress(EOFError, OSError):
-        while data := pipe.recv_bytes():
-            outcome = run(app, data)
-            sys.stdout.flush()  # a worker that is killed does not take along what clients printed
-            pipe.send(outcome)
+        while True:
+            result = function(pipe.recv_bytes())
+            sys.stdout.flush()  # a worker that is killed does not take along what it printed
+            pipe.send(result)
 
 
-def _exit_with_the_grid(descriptor: int) -> None:
-    """End a worker, whatever it is doing, when nobody can get its reply any more."""
+def _exit_with_the_parent(descriptor: int) -> None:
+    """End a worker, whatever it is doing, when its parent has gone."""
     poll = select.poll()
     poll.register(descriptor, 0)  # the end of the pipe is always reported
     poll.poll()

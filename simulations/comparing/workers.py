@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
-import signal
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Condition
@@ -17,8 +15,11 @@ from typing import Any
 
 import psutil
 
+from fl_admm_strategies.hosting.workers import Worker, WorkerDiedError, pack_function
+
 from ..reports import write_text
 
+_PRELOAD = ["simulations.comparing.cell", "sklearn.datasets", "sklearn.metrics"]
 _FIRST = 600e6  # bytes a cell is taken to need until one has ended
 _SPARE = 1.5  # that much more than the largest so far must be free before another one starts
 
@@ -39,16 +40,11 @@ class Workers:
     """
 
     def __init__(self, most: int) -> None:
-        # Each is forked from a server that has imported what all need, and runs nothing itself.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["simulations.comparing.cell", "sklearn.datasets", "sklearn.metrics"]
-        )
         self.most = most
         self.largest = _FIRST
         """Bytes of the largest job so far."""
         self._turn = Condition()
-        self._running: set[Any] = set()
+        self._running: set[Worker] = set()
         self._stopped = False
 
     def run(self, path: Path, work: Callable[..., None], job: Any) -> str:
@@ -57,18 +53,19 @@ class Workers:
             self._turn.wait_for(self._has_room)
             if self._stopped:
                 return "the comparison was interrupted."
-            process = self._context.Process(target=_quietly, args=(work, job, path), daemon=True)
-            process.start()
-            self._running.add(process)
-        wait([process.sentinel])
-        with self._turn:  # one thread at a time: what another one starts looks at all processes
-            process.join()
-            self._running.remove(process)
-            self._turn.notify_all()
-        if not (code := process.exitcode):
-            return ""
-        killed = ", most likely for want of memory" if code == -9 else ""
-        return f"the worker process ended with exit code {code}{killed}."
+            worker = Worker(pack_function(_unpack_and_work), _PRELOAD)
+            self._running.add(worker)
+        try:
+            worker.check()
+            worker.call(pickle.dumps((work, job, path)))
+        except (WorkerDiedError, RuntimeError) as error:
+            return f"{error}."
+        finally:
+            worker.kill()
+            with self._turn:
+                self._running.remove(worker)
+                self._turn.notify_all()
+        return ""
 
     def _has_room(self) -> bool:
         free = psutil.virtual_memory().available > _SPARE * self.largest
@@ -78,13 +75,18 @@ class Workers:
         """End all processes, and start none."""
         with self._turn:
             self._stopped = True
-            for process in self._running:
-                process.kill()
+            for worker in self._running:
+                worker.kill()
             self._turn.notify_all()
 
 
+def _unpack_and_work(packed: bytes) -> None:
+    work, job, path = pickle.loads(packed)
+    _quietly(work, job, path)
+
+
 def _quietly(work: Callable[..., None], job: Any, path: Path) -> None:
-    """Do a job in a worker, whose parent hears of Ctrl-C and of all that went wrong.
+    """Do a job in a worker, whose parent hears of all that went wrong.
 
     It has one thread: what it computes must not depend on how many workers there are.
     """
@@ -92,7 +94,6 @@ def _quietly(work: Callable[..., None], job: Any, path: Path) -> None:
     from threadpoolctl import threadpool_limits
 
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     with threadpool_limits(1):
