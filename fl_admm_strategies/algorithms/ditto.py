@@ -19,7 +19,7 @@ from ..maths.checks import Count, NotNegative
 from ..maths.schedules import StepSize
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import Weights
+from .shared.base import Weights, participants_mean
 from .shared.models import OneModelStrategy, OwnModelsStrategy, OwnModelState
 from .shared.robust import RobustStrategy
 
@@ -73,7 +73,6 @@ class Ditto(RobustStrategy, OneModelStrategy, OwnModelsStrategy):
     paper: ClassVar = "Li, Hu, Beirami, Smith, ICML 2021, arXiv:2012.04221"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
     told: ClassVar = DittoInstruction
-    stateless: ClassVar = True  # the global step knows nothing of v_i
 
     lam: NotNegative = 1.0
     lr: StepSize = 0.1
@@ -89,8 +88,6 @@ class Ditto(RobustStrategy, OneModelStrategy, OwnModelsStrategy):
                 f"weights is 'size', expected 'uniform' beside aggregation={self.aggregation!r}, "
                 "in which every upload counts alike."
             )
-        if self.aggregation == "mean":
-            self.counted_by = self.weights
 
     def init_state(self, arrays: Arrays) -> OwnModelState:
         """Start with w^0 and all v_i^0 the initial model."""
@@ -108,5 +105,5 @@ class Ditto(RobustStrategy, OneModelStrategy, OwnModelsStrategy):
         return {"start": self.membership.start_of(client_id, initial, w)}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Set w to the mean of the participants' w_i, or to what the rule makes of them."""
-        self.state.model = self.aggregated(self.state.model, server_round, replies, self.weights)
+        """Set w to the mean of the participants' w_i."""
+        self.state.model = participants_mean(self.state.model, replies, self.weights)

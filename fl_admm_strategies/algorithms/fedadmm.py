@@ -203,11 +203,6 @@ class FedADMM(ConsensusStrategy):
         found = "step_sum" in table and not self.state.consensus.seeks_rho
         return found and bool(table[client].step_sum)
 
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another w; the averaged arrays are those that came with it."""
-        self.state.consensus.adopt(self._block.vector(model), num_replies)
-        self.state.averaged_arrays = self._block.rest(model)
-
     def round_metrics(self) -> Metrics:
         """Return the residuals of ADMM (Boyd et al., 2011, section 3.3).
 

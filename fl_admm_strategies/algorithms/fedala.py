@@ -21,6 +21,7 @@ from ..maths.checks import Count, Fraction, WholeNumber
 from ..maths.schedules import StepSize, StepSizeOrZero
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
+from ..runtime.uploads import Upload
 from .shared.models import OneModelStrategy
 
 
@@ -77,7 +78,7 @@ class FedALA(OneModelStrategy):
     paper: ClassVar = "Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, arXiv:2212.01197"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
     told: ClassVar = FedALAInstruction
-    counted_by = "size"
+    upload = Upload("mean")
 
     layers: WholeNumber = 1
     sample: Fraction = 0.8

@@ -28,7 +28,7 @@ from ..maths.normal import packed_size, solve_rows
 from ..maths.regularizers import squared_l2_weight
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import SUMMED
+from ..runtime.uploads import Upload
 from .shared.completion import ExactCompletion
 from .shared.totals import Totals, TotalsStrategy
 
@@ -86,7 +86,7 @@ class FedALS(TotalsStrategy, ExactCompletion):
     paper: ClassVar = "Hu, Koren, Volinsky, ICDM 2008; Zhou et al., AAIM 2008"
     remedy: ClassVar = "a larger regularizer"
     told: ClassVar = FedALSInstruction
-    why_unaltered = SUMMED.format(instead="Use FedEASE.")
+    upload = Upload("statistic")
 
     def __post_init__(self) -> None:
         super().__post_init__()

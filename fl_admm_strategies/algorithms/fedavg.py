@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..maths.blocks import Arrays
+from ..maths.blocks import Arrays, weighted_average
 from ..maths.checks import Count
 from ..maths.schedules import StepSize
 from ..runtime.messages.records import Reply
@@ -62,8 +62,6 @@ class FedAvg(RobustStrategy, OneModelStrategy):
     )
     kinds: ClassVar = {"global": "one global model"}
     told: ClassVar = FedAvgInstruction
-    counted_by = "size"
-    stateless: ClassVar = True
 
     lr: StepSize = 0.1
     local_epochs: Count = 1
@@ -78,5 +76,5 @@ class FedAvg(RobustStrategy, OneModelStrategy):
         return {"arrays": self.state.model}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Set w to the mean of the participants' w_i, weighted by n_i, or to what the rule says."""
-        self.state.model = self.aggregated(self.state.model, server_round, replies, "size")
+        """Set w to the mean of the participants' w_i, weighted by n_i."""
+        self.state.model = weighted_average(self.state.model, replies)

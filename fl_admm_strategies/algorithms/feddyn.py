@@ -15,7 +15,6 @@ import numpy as np
 
 from ..maths.blocks import Arrays, average
 from ..maths.checks import Count, Positive
-from ..maths.consensus import Consensus
 from ..maths.schedules import StepSize
 from ..runtime.messages.records import ClientInstruction, Reply
 from .shared.base import ConsensusInstruction, SummedStrategy
@@ -94,9 +93,3 @@ class FedDyn(SummedStrategy):
         state.consensus.add_change(moves)
         state.consensus.aggregate(len(self.membership), move=moves / len(replies))
         state.buffers = average(state.buffers, replies, np.ones(len(replies)))
-
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another theta, with the h that leads to it."""
-        consensus: Consensus = self.state.consensus
-        consensus.adopt(self._block.vector(model), len(self.membership), num_replies)
-        self.state.buffers = self._block.rest(model)

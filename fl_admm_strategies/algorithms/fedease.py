@@ -29,6 +29,7 @@ from ..maths.checks import Positive, check_count
 from ..maths.normal import packed_size, unpacked
 from ..runtime.messages.records import Metrics, Reply
 from ..runtime.messages.schema import Instruction
+from ..runtime.uploads import Upload
 from .shared.completion import ranking_means, without_sums
 from .shared.totals import Totals, TotalsStrategy
 
@@ -124,12 +125,7 @@ class FedEASE(TotalsStrategy):
     kinds: ClassVar = {"global": "items' weights"}
     remedy: ClassVar = "a larger lam"
     told: ClassVar = FedEASEInstruction
-    why_not_adopted = "it follows from the counts of pairs, and leads to none of these"
-    why_unaltered = (
-        "they are counts, which a clipping around a model would spoil. Give "
-        "privacy=ClientDP(...), with noise_at='server' (docs/composition.md)."
-    )
-    why_not_private = ""  # all that is given out follows from the sum of uploads
+    upload = Upload("mean")
 
     lam: Positive = 400.0
     user_clip: Positive | None = None
@@ -162,11 +158,6 @@ class FedEASE(TotalsStrategy):
     def upload_spec_of(self, client_id: int) -> Spec:
         """Return that of a client's: nothing where it is counted already."""
         return self._pairs if self.is_fresh(client_id) else {}
-
-    @property
-    def all_upload(self) -> bool:
-        """Whether all clients of a round upload: those that are counted do not."""
-        return self.fraction_train == 1
 
     def given(self, server_round: int) -> dict[str, Any]:
         """Return how to count."""

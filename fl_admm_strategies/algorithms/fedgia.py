@@ -33,6 +33,7 @@ from ..runtime.messages.schema import Instruction
 from ..runtime.strategy import StatefulStrategy
 from ..runtime.trust.intake import LARGEST
 from ..runtime.trust.means import largest_reported, those_too_large, too_large
+from ..runtime.uploads import Upload
 
 CURVATURE = "curvature"
 """The metric of a reply to the handshake: r_i."""
@@ -208,9 +209,7 @@ class FedGiA(StatefulStrategy):
     paper: ClassVar = "Zhou, Li, IEEE TSP 71, 2023, arXiv:2205.01438"
     kinds: ClassVar = {"global": "one global model"}
     remedy: ClassVar = "a larger t"
-    why_unaltered = (
-        "they are gradients, which a clipping around the model would spoil. Use FedADMM."
-    )
+    upload = Upload("statistic")  # it has gradients
 
     t: Positive | None = None
     hessian: Literal["diagonal", "gram"] = "diagonal"
@@ -333,10 +332,6 @@ class FedGiA(StatefulStrategy):
             state.squared_gradient = float(gradient @ gradient)
             bound = float(state.clients.column(CURVATURE).mean())
             state.seen.compare(gradient, state.point, bound)
-
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another x. The next one is the mean of what all clients make of it."""
-        self.state.x = self._block.vector(model)
 
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Expect of the new f what was seen of the last one, in the proportion of their r_i."""

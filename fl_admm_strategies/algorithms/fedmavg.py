@@ -23,6 +23,7 @@ from ..maths.checks import Count
 from ..maths.regularizers import squared_l2_weight
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
+from ..runtime.uploads import Upload
 from .shared.completion import CompletionStrategy
 from .shared.everyone import EveryoneTrains
 
@@ -89,7 +90,7 @@ class FedMAvg(EveryoneTrains, CompletionStrategy):
 
     method: ClassVar = "FedMAvg"
     paper: ClassVar = "Wang, Chang, IEEE TSP 2022, arXiv:2002.04930"
-    counted_by = "uniform"
+    upload = Upload("mean")
     told: ClassVar = FedMAvgInstruction
 
     step: Literal["unscaled", "paper"] = "unscaled"

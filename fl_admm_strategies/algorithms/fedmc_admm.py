@@ -28,6 +28,7 @@ from ..maths.clienttable import Row
 from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
 from ..maths.rated import RATED, RatedConsensus
 from ..runtime.messages.records import ClientInstruction, Reply
+from ..runtime.uploads import Upload
 from .shared.base import ConsensusForm, ConsensusInstruction
 from .shared.completion import ExactCompletion
 
@@ -267,38 +268,10 @@ class FedMCADMM(ConsensusForm, ExactCompletion):
             self._rated.update(client, uploaded.T)
         self._rated.aggregate()
 
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another V."""
-        self.state.consensus.adopt(self._block.vector(model), num_replies)
-
     @property
-    def how_counted(self) -> str:
-        """What the sum of the changes of Z_i asks for."""
-        more = " and leave out rows='rated'" if self.rows == "rated" else ""
-        return super().how_counted + more
-
-    @property
-    def why_not_noised(self) -> str:
-        """Say what clients are asked for beside V's change, where it is of their ratings."""
-        if self.rows == "rated":
-            return "it asks every client which items it rated. Leave out rows='rated'."
-        return super().why_not_noised
-
-    @property
-    def why_not_private(self) -> str:
-        """Say where V has parts that no clipped upload changed."""
-        if self.rows == "rated":
-            return (
-                "of the items that a client did not rate its copy follows V, so that V tells "
-                "which those are, whatever is clipped. Leave out rows='rated'."
-            )
-        return super().why_not_private
-
-    @property
-    def why_not_adopted(self) -> str:
-        """Why no V can be put in the place of the method's own."""
-        all_rows = self.rows == "all"
-        return "" if all_rows else "with rows='rated' it follows every V there was, so give 'all'"
+    def upload(self) -> Upload:
+        """With ``rows="rated"`` what is uploaded says what was rated."""
+        return Upload("statistic") if self.rows == "rated" else super().upload
 
     @property
     def item_factors(self) -> NDArray[Any]:

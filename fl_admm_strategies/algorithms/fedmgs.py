@@ -29,6 +29,7 @@ from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.trust.intake import LARGEST
 from ..runtime.trust.means import largest_reported, those_too_large, too_large
+from ..runtime.uploads import Upload
 from .shared.completion import CompletionStrategy, FedMCFactors
 
 CURVATURE = "user-curvature"
@@ -91,9 +92,7 @@ class FedMGS(CompletionStrategy):
     method: ClassVar = "FedMGS"
     paper: ClassVar = "Wang, Chang, IEEE TSP 2022, arXiv:2002.04930"
     told: ClassVar = FedMGSInstruction
-    why_unaltered = (
-        "they are gradients, which a clipping around the model would spoil. Use FedMAvg."
-    )
+    upload = Upload("statistic")  # a gradient
 
     user_steps: Count = 10
 

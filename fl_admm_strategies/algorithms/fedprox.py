@@ -16,6 +16,7 @@ from ..maths.checks import NotNegative
 from ..maths.schedules import EpochSchedule, StepSize, epochs_in
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
+from ..runtime.uploads import Upload
 from .shared.models import OneModelStrategy
 
 
@@ -52,8 +53,7 @@ class FedProx(OneModelStrategy):
     method: ClassVar = "FedProx"
     paper: ClassVar = "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, arXiv:1812.06127"
     kinds: ClassVar = {"global": "one global model"}
-    counted_by = "size"
-    stateless: ClassVar = True
+    upload = Upload("mean", stateless=True)
 
     mu: NotNegative = 0.1
     lr: StepSize = 0.1

@@ -27,6 +27,7 @@ from ..maths.checks import Count, Positive
 from ..maths.schedules import rate_in
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply, from_array_record
 from ..runtime.messages.schema import Instruction
+from ..runtime.uploads import Upload
 from .shared.base import Weights, participants_mean
 from .shared.clustered import ClusteredState, ClusteredStrategy, Clusters
 
@@ -151,7 +152,7 @@ class IFCA(ClusteredStrategy):
 
     method: ClassVar = "IFCA"
     paper: ClassVar = "Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020, arXiv:2006.04088"
-    why_unaltered = "they are changes, which a clipping around a model would spoil. Use CFL."
+    upload = Upload("statistic")  # a change of one of the models, or a gradient
 
     num_clusters: Count = field(kw_only=False)
     averaging: Averaging = "model"

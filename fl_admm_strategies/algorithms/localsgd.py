@@ -19,6 +19,7 @@ from ..maths.checks import Count
 from ..maths.schedules import StepSize
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
+from ..runtime.uploads import Upload
 from .shared.models import OneModelStrategy
 
 
@@ -55,8 +56,7 @@ class LocalSGD(OneModelStrategy):
     paper: ClassVar = "Stich, ICLR 2019, arXiv:1805.09767"
     kinds: ClassVar = {"global": "one global model"}
     told: ClassVar = LocalSGDInstruction
-    counted_by = "uniform"
-    stateless: ClassVar = True
+    upload = Upload("mean", stateless=True)
 
     lr: StepSize = 0.5
     local_steps: Count = 5

@@ -26,6 +26,7 @@ from ..maths.schedules import StepSize, rate_in
 from ..maths.seeds import short
 from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
+from ..runtime.uploads import Upload
 from .shared.envelope import EnvelopeStrategy, check_outer_step
 from .shared.models import OwnModelsStrategy
 
@@ -109,7 +110,7 @@ class LpProj(OwnModelsStrategy, EnvelopeStrategy):
     kinds: ClassVar = {"personal": "personal model"}
     remedy: ClassVar = "a smaller lr or outer_lr"
     told: ClassVar = LpProjSGDInstruction
-    why_not_private = ""  # all that is given out follows from the sum of uploads
+    upload = Upload("mean")
 
     p: Literal[2, 1] = 2
     dimension: Count = 10

@@ -29,6 +29,7 @@ from ..maths.grouping import Labels, Linkage, cut, tree
 from ..maths.subspaces import Basis, Measure, proximity
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
+from ..runtime.uploads import Upload
 from .shared.clustered import ClusteredState, ClusteredStrategy, Clusters
 
 BASIS = "basis"
@@ -166,9 +167,7 @@ class PACFL(ClusteredStrategy):
 
     method: ClassVar = "PACFL"
     paper: ClassVar = "Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin, AAAI 2023"
-    why_not_noised = (
-        "it asks every client for directions of its data, which are no upload. Use CFL."
-    )
+    upload = Upload("statistic")  # directions of the data, before round 1
 
     threshold: Positive = field(kw_only=False)
     num_vectors: Count = 3

@@ -19,6 +19,7 @@ from ..maths.schedules import StepSize, StepSizeOrZero
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
+from ..runtime.uploads import Upload
 from .shared.base import Weights, participants_mean
 from .shared.models import OneModelStrategy
 
@@ -89,7 +90,7 @@ class PerFedAvg(OneModelStrategy):
     paper: ClassVar = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, arXiv:2002.07948"
     kinds: ClassVar = {"adapted": "adapted by one step", "global": "one global model"}
     told: ClassVar = PerFedAvgInstruction
-    stateless: ClassVar = True
+    upload = Upload("mean", stateless=True)
     remedy: ClassVar = "a smaller lr or alpha"
 
     mode: Literal["hf", "fo", "exact", "finetune"] = "hf"
@@ -105,10 +106,6 @@ class PerFedAvg(OneModelStrategy):
     def title(self) -> str:
         """The method's name as its paper writes it."""
         return "FedAvg, fine-tuned" if self.mode == "finetune" else f"Per-FedAvg ({self.mode})"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.counted_by = self.weights
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i."""

@@ -25,6 +25,7 @@ from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
+from ..runtime.uploads import Upload
 from .shared.base import KeptMessages
 from .shared.envelope import EnvelopeStrategy, check_outer_step
 from .shared.models import OneModelStrategy, OwnModelsStrategy, OwnModelState
@@ -85,7 +86,7 @@ class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
     paper: ClassVar = "T. Dinh, Tran, Nguyen, NeurIPS 2020, arXiv:2006.08848"
     kinds: ClassVar = KINDS
     told: ClassVar = PFedMeInstruction
-    counted_by = "uniform"
+    upload = Upload("mean")
     remedy: ClassVar = "a smaller lr or outer_lr"
     title = "pFedMe"
 
@@ -217,10 +218,6 @@ class PFedMeMatched(OwnModelsStrategy, KeptMessages):
             consensus.rebuild(self._messages(self.client_ids))
         consensus.aggregate(len(self.membership))
         self.state.averaged_arrays = weighted_average(self.state.averaged_arrays, replies)
-
-    def _still(self, client: int) -> NDArray[Any]:
-        found: NDArray[Any] = self.state.clients[client].local_w
-        return found
 
     def _messages(self, client_ids: Sequence[int]) -> Iterator[NDArray[Any]]:
         return (self.state.clients[client].local_w for client in client_ids)

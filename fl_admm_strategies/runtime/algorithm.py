@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -24,6 +24,7 @@ from .members.membership import Membership
 from .messages.records import ClientInstruction, Metrics, Reply
 from .messages.schema import Instructions
 from .messages.wire import WireDtype
+from .uploads import Upload
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,6 @@ class Algorithm(ABC):
     in_rounds : bool
         Whether a round takes in the replies of all that it asked. Flower's legacy API, and loops of
         one's own, can do nothing else.
-    stateless : bool
-        Whether what a client uploads depends on nothing but its data and what it was sent in that
-        round. Then it counts for `privacy` that nobody knows who was drawn.
-    counted_by : {"size", "uniform"}, optional
-        How uploads count in their mean, where `update` makes no other use of them: by examples, or
-        alike. None: it needs every upload for itself.
     seed : int
         The run's.
     wire_dtype : {"float16"}, optional
@@ -88,8 +83,6 @@ class Algorithm(ABC):
     kinds: ClassVar[Mapping[str, str]]
     remedy: ClassVar[str] = "a smaller lr"
     in_rounds: ClassVar[bool] = True
-    stateless: ClassVar[bool] = False
-    counted_by: Literal["size", "uniform"] | None = None
     seed: int
     wire_dtype: WireDtype = None
     train_metrics_aggr_fn: MetricsAggrFn | None = None
@@ -98,6 +91,11 @@ class Algorithm(ABC):
     membership: Membership
     model_spec: Spec
     trained: list[str]
+
+    @property
+    def upload(self) -> Upload:
+        """What an upload is to the server, which decides what may happen to it on its way."""
+        return Upload()
 
     @property
     def title(self) -> str:
@@ -153,100 +151,6 @@ class Algorithm(ABC):
     # ------------------------------------------------------------------------------------------
     # Most methods leave these as they are
     # ------------------------------------------------------------------------------------------
-
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another global model than `update` made: one that a wrapper or hook returned.
-
-        Not asked where there is a `why_not_adopted`. Here it becomes ``state.model``.
-
-        Parameters
-        ----------
-        model : Arrays
-            What `model` returns for ``"global"``, with other numbers.
-        num_replies : int
-            How many replies the last `update` was made of; 0 before the first.
-
-        Raises
-        ------
-        ValueError
-            If the method cannot.
-        """
-        if not hasattr(self.state, "model"):
-            name = type(self).__name__
-            raise ValueError(
-                f"{name} got back another global model than it returned, and does not say what "
-                f"follows from it. Give {name} adopt(), or leave the model as it is."
-            )
-        self.state.model = model
-
-    @property
-    def why_not_adopted(self) -> str:
-        """Why nothing can be put in the place of the global model; empty where `adopt` can."""
-        return "" if "global" in self.kinds else "each client, or cluster, has a model of its own"
-
-    @property
-    def why_unaltered(self) -> str:
-        """Why no upload may be clipped or noised on its way, and what to use; empty where it may.
-
-        A client that goes on from what it sent, with nobody to tell it what became of that.
-        """
-        return ""
-
-    @property
-    def why_not_noised(self) -> str:
-        """Why clients may add no noise to what they upload, and what to use; empty where they may.
-
-        Where an upload must be as it was, or clients are asked for more of their data than that.
-        """
-        return self.why_unaltered
-
-    @property
-    def how_counted(self) -> str:
-        """What to give so that a method has a `counted_by`; empty where nothing helps."""
-        return ""
-
-    @property
-    def clips_itself(self) -> bool:
-        """Whether with `privacy` clients clip their uploads, since they go on from what they sent.
-
-        The server refuses what is longer then. Here it does the clipping.
-        """
-        return False
-
-    @property
-    def why_not_private(self) -> str:
-        """Why one client's part in what is given out has no bound, and what to use.
-
-        Empty where all of it follows from the sums of the rounds' uploads, as it does where
-        `counted_by` says so; see `still_point`, `take_noise` and docs/privacy.md.
-        """
-        if self.why_unaltered and not self.clips_itself:
-            return f"its server may not clip uploads: {self.why_unaltered}"
-        if self.counted_by is None:
-            return "no bound on one client's part in what others are sent is derived for it."
-        return ""
-
-    def still_point(self, client_id: int, sent: ClientInstruction) -> Arrays:
-        """Return the upload with which a client would leave the round's sums as they are.
-
-        From it `privacy` measures uploads, so that its clip bounds what a client changes. Arrays
-        that are not in it are measured from 0. Here it is the `upload_reference`.
-        """
-        return self.upload_reference(sent)
-
-    def take_noise(self, noise: Arrays, num_uploads: int) -> Arrays:
-        """Add noise to the state's sums of uploads, before `update`; return what is left of it.
-
-        For what `update` also keeps by client, where noise must not come: others' later uploads
-        would depend on it. The rest goes into the uploads, in equal parts; here that is all. Noise
-        is that of a sum of uploads: where a sum changes by more or less than they do, so does it.
-        """
-        return noise
-
-    @property
-    def all_upload(self) -> bool:
-        """Whether all clients of a round upload arrays: here they do."""
-        return True
 
     def clusters(self) -> NDArray[np.int64] | None:
         """Return the cluster of every client, sorted by id; None where the method has none."""

@@ -46,52 +46,24 @@ def strategies_around(strategy: Any, kind: type) -> list[Any]:
     return list(found.values())
 
 
-def check_wrappers(strategy: Algorithm, wrappers: Sequence[Any]) -> None:
-    """Refuse wrappers that a method cannot work in, whatever the model.
-
-    Raises
-    ------
-    ValueError
-        If the method has no global model, or its uploads must arrive as they were sent.
-    """
-    name = type(strategy).__name__
-    for wrapper in wrappers:
-        around = type(wrapper).__name__
-        if _is(wrapper, _CLIPPING) and not strategy.all_upload:
-            raise ValueError(
-                f"{around} is around {name}, in which all clients train and only those that are "
-                "drawn upload: it takes every reply for an upload. Give "
-                f"{name}(everyone_trains=False)."
-            )
-        if strategy.why_not_adopted:
-            raise ValueError(
-                f"{around} is around {name}, whose global model it could not change: "
-                f"{strategy.why_not_adopted}. Run {name} itself, as strategy.start(...)"
-                f"{local_noise(strategy)} (docs/composition.md)."
-            )
-        if _is(wrapper, _CLIPPING) and strategy.why_unaltered:
-            raise ValueError(
-                f"{around} is around {name}, whose uploads must arrive as they were sent: "
-                f"{strategy.why_unaltered}"
-            )
+def why_not_another_model(strategy: Algorithm) -> str:
+    """Return why nothing can be put in the place of the global model; empty where it can."""
+    if not strategy.upload.goes_with("another model"):
+        return strategy.upload.because()
+    if "global" not in strategy.kinds or not hasattr(strategy.state, "model"):
+        return "it has no one model that its clients train (docs/composition.md)"
+    return ""
 
 
-def local_noise(strategy: Algorithm) -> str:
-    """Return what gives a method without a global model privacy, as the end of a sentence."""
-    if strategy.why_not_noised:
-        return f". Noise in what its clients upload would not do: {strategy.why_not_noised}"
-    return "; for privacy give its clients mods=[LocalDpMod(...)]"
-
-
-def check_clipping(
+def check_wrappers(
     strategy: Algorithm, wrappers: Sequence[Any], names: Sequence[str], *, packed: bool
 ) -> None:
-    """Refuse wrappers that would compare what does not belong together.
+    """Refuse wrappers that a method cannot work in, or that would compare what differs.
 
     Parameters
     ----------
     strategy : Algorithm
-        Whose run has begun.
+        Its run has begun.
     wrappers : sequence of Strategy
     names : sequence of str
         Of the initial arrays, as they travel where they do.
@@ -101,11 +73,26 @@ def check_clipping(
     Raises
     ------
     ValueError
-        If a message holds several clients' uploads, or an upload is not the whole model.
+        If the method is no mean of models, a message holds several clients' uploads, or an upload
+        is not the whole model.
     """
     name, spec = type(strategy).__name__, strategy.upload_spec()
     for wrapper in wrappers:
         around = type(wrapper).__name__
+        if reason := why_not_another_model(strategy):
+            advice = ""
+            if strategy.upload.goes_with("mods"):
+                advice = "; for privacy give its clients mods=[LocalDpMod(...)]"
+            raise ValueError(
+                f"{around} is around {name}, whose global model it could not change: {reason}. Run "
+                f"{name} itself, as strategy.start(...){advice}."
+            )
+        if _is(wrapper, _CLIPPING) and getattr(strategy, "everyone_trains", False):
+            raise ValueError(
+                f"{around} is around {name}, in which all clients train and only those that are "
+                "drawn upload: it takes every reply for an upload. Give "
+                f"{name}(everyone_trains=False)."
+            )
         on_server = _is(wrapper, *_ON_SERVER)
         if packed and (on_server or _is(wrapper, *_ADAPTIVE_ON_CLIENT)):
             raise ValueError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -29,6 +29,7 @@ from .algorithm import Algorithm
 from .messages.noise import CLIP, NOISE, NOISED
 from .messages.records import Metrics, Reply, Scalar
 from .trust.layout import Layout
+from .uploads import Altered, Upload
 
 _ORDERS = range(2, 65)
 """Of Renyi divergence. Between them the sampled Gaussian mechanism's bound is interpolated."""
@@ -115,13 +116,13 @@ class Privacy:
         """Whether the clients do."""
         return self.setting is not None and self.setting.noise_at == "client"
 
-    def asks(self, clips_itself: bool) -> dict[str, Scalar]:
-        """Return what clients are told that add the noise, or that clip (`clips_itself`)."""
+    def asks(self, upload: Upload) -> dict[str, Scalar]:
+        """Return the settings of clients that add noise, or that clip changes of their own."""
         if (dp := self.setting) is None:
             return {}
         if self.is_local:
             return {CLIP: dp.clip, NOISE: dp.std}
-        return {CLIP: dp.clip} if clips_itself else {}
+        return {CLIP: dp.clip} if upload.kind == "sum" else {}
 
     def begin(self) -> None:
         """Start a run."""
@@ -140,17 +141,21 @@ class Privacy:
         """
         if self.setting is None:
             return
-        name, reason = type(algorithm).__name__, ""
-        if self.is_local:
-            reason = algorithm.why_not_noised
-        elif reason := algorithm.why_not_private:
-            reason += "" if algorithm.why_not_noised else " Or give noise_at='client'."
-        elif getattr(algorithm, "weights", "uniform") == "size":
+        name, upload, reason = type(algorithm).__name__, algorithm.upload, ""
+        if not upload.goes_with(
+            "noise at the server" if self.is_central else "noise at the clients"
+        ):
+            reason = f"{upload.because()}."
+            if upload.kind == "own copy":
+                reason += " Give noise_at='client', or duals='client' where there is that setting."
+            elif upload.kind == "sum":
+                reason += " Give noise_at='server'."
+        elif self.is_central and getattr(algorithm, "weights", "uniform") == "size":
             reason = (
                 "weights is 'size', and one client's part in a mean by examples has no bound. "
                 "Give weights='uniform'."
             )
-        elif algorithm.clips_itself and algorithm.wire_dtype is not None:
+        elif upload.kind == "sum" and algorithm.wire_dtype is not None:
             reason = (
                 f"wire_dtype is {algorithm.wire_dtype!r}, and rounding would take uploads beyond "
                 "the clip, which its clients keep to themselves. Leave out wire_dtype."
@@ -172,7 +177,7 @@ class Privacy:
 
     def check_handshake(self, name: str, spec: Spec) -> None:
         """Raise ValueError if clients were asked for arrays in which there would be no noise."""
-        if self.is_local and spec:
+        if self.setting is not None and spec:
             raise ValueError(
                 f"{name} cannot have privacy={self.setting}: before a client's first round it asks "
                 f"for {listing([*spec])}, which is made of its data, and no noise is added to it. "
@@ -183,30 +188,23 @@ class Privacy:
     # Noise
     # ------------------------------------------------------------------------------------------
 
-    def noised(
-        self,
-        server_round: int,
-        replies: dict[int, Reply],
-        take_noise: Callable[[Arrays, int], Arrays],
-    ) -> dict[int, Reply]:
-        """Return clipped replies that count alike, with noise in the sum of their uploads.
-
-        Each upload gets an equal part of the noise, less what `take_noise` has added elsewhere.
-        """
+    def apply(self, server_round: int, replies: dict[int, Reply]) -> Altered:
+        """Return clipped replies that count alike, each with an equal part of the sum's noise."""
         if self.setting is None or not self.is_central:
-            return replies
+            return Altered(replies, {})
         replies = {client: replace(reply, num_examples=1.0) for client, reply in replies.items()}
         uploads = {client: reply.arrays for client, reply in replies.items() if reply.arrays}
         if not uploads or not self.setting.noise_multiplier:
-            return replies
+            return Altered(replies, {})
         chance, like = self._chance(server_round, uploads), next(iter(uploads.values()))
         noise = {n: chance.normal(0.0, self.setting.std, a.shape) for n, a in like.items()}
-        left = take_noise(noise, len(uploads))
-        rest = {name: array / len(uploads) for name, array in left.items()}
         for client, arrays in uploads.items():
-            noisy = {name: (arrays[name] + rest[name]).astype(arrays[name].dtype) for name in rest}
-            replies[client] = replace(replies[client], arrays=arrays | noisy)
-        return replies
+            noisy = {
+                name: (array + noise[name] / len(uploads)).astype(array.dtype)
+                for name, array in arrays.items()
+            }
+            replies[client] = replace(replies[client], arrays=noisy)
+        return Altered(replies, {})
 
     def _chance(self, server_round: int, uploads: Mapping[int, Arrays]) -> np.random.Generator:
         """Return the generator of a round's noise.

@@ -23,9 +23,10 @@ from ..maths.blocks import Arrays, Spec, as_dtype, prefixed, spec_of, under
 from ..maths.checks import in_range, listing
 from ..maths.clienttable import Row
 from .aggregation import aggregated_by
-from .algorithm import Algorithm, OnClient
+from .algorithm import Algorithm
 from .common.collector import collector_paused
 from .common.settings import as_text, settings_of
+from .composition import why_not_another_model
 from .members.membership import MOST_ASKED, Membership
 from .members.sampling import Sampling
 from .messages.records import ClientInstruction, ClientReply, Metrics, Reply, to_array_record
@@ -48,11 +49,11 @@ from .trust.health import Health
 from .trust.intake import Intake
 from .trust.layout import Layout
 from .trust.means import weighted_means, without_extremes
+from .uploads import OnTheWay
 
 Exchange = Callable[[dict[int, ClientInstruction], str], Iterable[ClientReply]]
 """Sends instructions of a kind to their clients and returns what came back."""
 
-_BY_MODS = "; what clients upload can be changed by client_app(..., mods=[...])."
 _STATE = "state/"  # before the names of the algorithm's own arrays
 
 
@@ -89,12 +90,12 @@ class Run:
         self.record, self.resume = Record(), Resume()
         self.health = Health(type(algorithm).__name__, algorithm.remedy)
         self.layout, self.underway = Layout(), Underway()
+        self.alterations: list[OnTheWay] = []  # between the bound and the noise
         self.outgoing = Outgoing(
             algorithm, self.membership, self.sampling, self.resume, self.intake
         )
         self.last_round = 0
         self.num_rounds: int | None = None
-        self._num_replies = 0  # that the last update was made of
         self._is_open = False  # whether the replies of a round are still to come
         self._has_rows = False  # whether the initial clients are in the state
 
@@ -169,7 +170,7 @@ class Run:
         self.health.begin()
         self.last_round, self.num_rounds, self._has_rows = 0, None, False
         self.underway = Underway()
-        self._num_replies, self._is_open = 0, False
+        self._is_open = False
         if exchange is not None and algorithm.method is not None:
             complete = partial(self.outgoing.complete, 0, {**(config or {}), "handshake": True})
             chance, ids = np.random.default_rng([algorithm.seed, *b"layout"]), self.membership.ids
@@ -355,11 +356,11 @@ class Run:
         for part in parts_by_client(algorithm.state):
             part.add_pending(new)
         instructions = algorithm.train_instructions(server_round, sampled) if sampled else {}
-        told = {**config, **self.privacy.asks(algorithm.clips_itself)}
+        told = {**config, **self.privacy.asks(algorithm.upload)}
         spec = algorithm.upload_spec()
         asked = self.outgoing.complete(server_round, told, instructions, spec)
         uploading = [client for client in asked if algorithm.upload_spec_of(client)]
-        self.privacy.spend(uploading, len(pool), stateless=algorithm.stateless)
+        self.privacy.spend(uploading, len(pool), stateless=algorithm.upload.stateless)
         self._is_open = bool(asked)
         members.mark_uncertain(asked)
         self.record.count_down(server_round, asked)
@@ -390,12 +391,14 @@ class Run:
             server_round, self.intake.infinite * len(asked) / max(training, 1)
         )
         self.last_round = server_round
-        held = self.bound.hold(server_round, uploads, self._measured_from, len(self.membership.ids))
-        for client, reason in held.refused.items():
-            self.intake.refuse(server_round, client, reason)
-        accepted = held.replies
+        arrived = uploads
+        for alteration in (self.bound, *self.alterations, self.privacy):
+            arrived, refused = alteration.apply(server_round, arrived)
+            for client, reason in refused.items():
+                self.intake.refuse(server_round, client, reason)
+        accepted = {client: uploads[client] for client in arrived}
         if accepted:
-            self._update_state(server_round, accepted)
+            self._update_state(server_round, arrived)
         else:
             log(WARNING, "round %s: no usable reply, nothing changes", server_round)
             self._on_state_lost(server_round, lost)
@@ -408,10 +411,8 @@ class Run:
         self.membership.accept(accepted, server_round)
         self.membership.asked_in_vain(asked.keys() - accepted.keys(), server_round)
         local = self.privacy.is_local
-        altered = [client for client, reply in accepted.items() if reply.altered or local]
-        # These hold what they sent, not what was taken of it.
-        self.membership.mark_uncertain([*held.clipped, *altered])
-        self._num_replies = len(accepted)
+        altered = [client for client, reply in arrived.items() if reply.altered or local]
+        self.membership.mark_uncertain(altered)  # a client holds what it sent
         self.record.count_up(server_round, accepted)
         self.record.train_metrics.add(server_round, {i: r.metrics for i, r in accepted.items()})
         self._on_state_lost(server_round, lost)
@@ -424,12 +425,6 @@ class Run:
         means |= self.privacy.measured()
         self.record.trained(server_round, means)
         return means
-
-    def _measured_from(self, client: int, sent: ClientInstruction) -> Arrays:
-        """Return what a client's upload is measured from."""
-        if self.privacy.is_central:
-            return self.algorithm.still_point(client, sent)
-        return self.algorithm.upload_reference(sent)
 
     def check_aggregated(self) -> None:
         """Count a round whose replies nobody handed over as one without a usable reply.
@@ -448,24 +443,22 @@ class Run:
             self.health.count_empty_round(reason, hopeless=False)
 
     def adopt(self, arrays: Arrays) -> None:
-        """Go on from another global model than the method's own, as its user has it.
+        """Go on from another global model than the method's own, as a hook or wrapper returned it.
 
         Frozen arrays and second names are not read: they are no part of the state.
 
         Raises
         ------
         ValueError
-            If there is no global model, or these are not such arrays.
+            If the method is no mean of models, or these are not such arrays.
         """
         algorithm, name = self.algorithm, type(self.algorithm).__name__
-        if algorithm.why_not_adopted:
+        if reason := why_not_another_model(algorithm):
             raise ValueError(
                 f"{name} got back another global model than it returned, and cannot go on from "
-                f"one: {algorithm.why_not_adopted}. Leave it as it is"
-                + ("." if algorithm.why_not_noised else _BY_MODS)
+                f"one: {reason}. Leave it as it is."
             )
-        now = algorithm.model("global", self.membership.ids[0])
-        assert not isinstance(now, OnClient)
+        now: Arrays = algorithm.state.model
         model = self.layout.travelling_part(arrays)
         shapes = {key: array.shape for key, array in now.items()}
         if {key: array.shape for key, array in model.items()} != shapes:
@@ -482,7 +475,7 @@ class Run:
                 "numbers too large for a sum. Look at what was done to them: less noise, a smaller "
                 "step."
             )
-        algorithm.adopt(fitting, self._num_replies)
+        algorithm.state.model = fitting
 
     def _update_state(self, server_round: int, replies: dict[int, Reply]) -> None:
         """Let replies change the state."""
@@ -491,9 +484,7 @@ class Run:
             self._add_members(server_round, joined)
             log(INFO, "round %s: clients %s belong to the run now", server_round, listing(joined))
         with np.errstate(over="ignore", invalid="ignore"):  # `check_finite` reports a divergence
-            algorithm.update(
-                server_round, self.privacy.noised(server_round, replies, algorithm.take_noise)
-            )
+            algorithm.update(server_round, replies)
 
     def _add_members(self, server_round: int, clients: Sequence[int]) -> None:
         """Take clients into the run whose first reply was accepted."""

@@ -23,7 +23,7 @@ from .algorithm import Algorithm, OnClient
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
 from .common.interrupts import explaining
 from .common.settings import HasSettings, as_text, parameters_of, settings_of
-from .composition import check_clipping, check_wrappers, overridden, strategies_around
+from .composition import check_wrappers, overridden, strategies_around
 from .link import GridLink
 from .members.membership import Membership
 from .members.sampling import Sampling
@@ -153,10 +153,10 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         )
         method, privacy = declared_method(type(self)), Privacy(self.privacy, self.seed)
         max_norm = self.default_norm if self.max_norm is None else self.max_norm
-        bound = Bound(max_norm, clips=not self.why_unaltered)
+        bound = Bound(self, max_norm, clips=self.upload.goes_with("clipping"))
         if self.privacy is not None and privacy.is_central:
-            bound = Bound(self.privacy.clip, clips=not self.clips_itself)
-        intake = Intake(self.membership, method, self.why_unaltered)
+            bound = Bound(self, self.privacy.clip, clips=self.upload.kind == "mean")
+        intake = Intake(self.membership, method, self.upload)
         self.run = Run(self, self.membership, sampling, intake, bound, privacy)
         self._collected: dict[int, Arrays] | None = None
         self._known: dict[str, Array] = {}  # the global model, as whoever calls the hooks has it
@@ -494,10 +494,9 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         exchange = partial(self._link.exchange, grid, _QUERY_TIMEOUT)
         if not self.run.has_begun:
             wrappers = strategies_around(self, Strategy)
-            check_wrappers(self, wrappers)
             self._begin(grid, named_arrays(arrays), exchange, config)
             names = [name.removeprefix(self.run.layout.prefix) for name in arrays]
-            check_clipping(self, wrappers, names, packed=self._link.discovery.is_packed)
+            check_wrappers(self, wrappers, names, packed=self._link.discovery.is_packed)
             self._known = dict(arrays)
             self.run.handshake(exchange, config)
         else:

@@ -18,7 +18,7 @@ from torch import nn
 from clients import client_app
 from clients.toolkit.solving.solvers import one_thread
 from fl_admm_strategies import InProcessGrid, StatefulStrategy
-from fl_admm_strategies.algorithms.shared.robust import RobustStrategy
+from fl_admm_strategies.algorithms.shared.robust import RobustStrategy, check_enough
 from fl_admm_strategies.runtime.common.settings import parameters_of
 from fl_admm_strategies.runtime.members.sampling import num_sampled
 
@@ -70,8 +70,9 @@ class Federation:
             del decided["fraction_train"]  # a baseline's own
         decided = {name: value for name, value in decided.items() if name in known}
         made = self.method.build(**{**decided, **self.fixed, **more})
-        if isinstance(made, RobustStrategy):
-            made.check_enough(num_sampled(self.problem.num_clients, made.fraction_train))
+        if isinstance(made, RobustStrategy) and made.aggregation != "mean":
+            sampled = num_sampled(self.problem.num_clients, made.fraction_train)
+            check_enough(made.aggregation, made.malicious, sampled)
         return made
 
     def initial_arrays(self, strategy: Any) -> ArrayRecord:

@@ -107,11 +107,6 @@ class FPFC(PenaltySetting):
 
     method: ClassVar = "FPFC"
     paper: ClassVar = "Yu, Liu, Wang, Sun, arXiv:2211.04218"
-    # The penalty bounds v_ij; all else are means and differences of models. A copy would take as
-    # much memory as the pairs.
-    why_not_adopted = (
-        "it is the mean of what every client has for itself, and leads to none of these"
-    )
 
     lr: StepSize = 0.1
     local_epochs: EpochSchedule = 10

@@ -118,9 +118,11 @@ class PenaltySetting(DeclaredPenalty):
         """Return the source of a run from these `arrays`: what was set in an earlier one counts."""
         penalty = self._penalty = self.penalty
         if self.max_norm is None and penalty == "auto":
-            self.run.bound = Bound("auto", is_loose=self._is_settled, is_free=self._is_of_newcomer)
+            self.run.bound = Bound(
+                self, "auto", is_loose=self._is_settled, is_free=self._is_of_newcomer
+            )
         else:  # a penalty holds far clients off by itself
-            self.run.bound = Bound(self.max_norm or math.inf)
+            self.run.bound = Bound(self, self.max_norm or math.inf)
         hold_out = HoldOut(
             self.validation_share, lambda ids: self.run.sampling.client_seeds(ids, 0)
         )

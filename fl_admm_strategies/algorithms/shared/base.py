@@ -19,24 +19,11 @@ from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import ClientInstruction, Reply
 from ...runtime.messages.schema import Instruction
 from ...runtime.sampled import SampledStrategy
+from ...runtime.uploads import Upload
 from .models import ToldStrategy
 
 Weights = Literal["uniform", "size"]
 Duals = Literal["strategy", "client"]
-
-
-SUMMED = (
-    "the clients keep variables of their own, go on from what they sent, and the server has the "
-    "sum of these variables alone. {instead}"
-)
-"""Why some methods' uploads may not be changed on their way."""
-
-
-FORGETS = (
-    "a client that leaves takes its message out of the sum, where there is no noise in it. Leave "
-    "out max_missed_rounds."
-)
-"""Why `privacy` cannot be where clients leave."""
 
 
 @dataclass
@@ -155,35 +142,6 @@ class SummedMessages(SampledStrategy):
         """The arrays of an upload that a message is made of."""
         return self._block
 
-    @property
-    def _slope(self) -> float:
-        """By how much a message changes when the upload does by 1."""
-        return 1.0
-
-    def _still(self, client: int) -> NDArray[Any]:
-        """Return the upload with which a client's message would stay as it is, shape (d,)."""
-        found: NDArray[Any] = self.state.consensus.still(client)
-        return found
-
-    @property
-    def why_not_private(self) -> str:
-        """Say where the sum has other parts than what clipped uploads changed in it."""
-        if self.clips_itself:
-            return super().why_not_private
-        return FORGETS if self.max_missed_rounds is not None else ""
-
-    def still_point(self, client_id: int, sent: ClientInstruction) -> Arrays:
-        """Return what would change no message; the other arrays are measured as they were sent."""
-        found = super().still_point(client_id, sent)
-        return found if self.clips_itself else found | self._summed.arrays(self._still(client_id))
-
-    def take_noise(self, noise: Arrays, num_uploads: int) -> Arrays:
-        """Add noise to the sum of the messages, and to none of them; the rest's is left."""
-        if self.clips_itself:
-            return super().take_noise(noise, num_uploads)
-        self.state.consensus.add_noise(self._slope * self._summed.vector(noise), num_uploads)
-        return self._summed.rest(noise)
-
 
 class KeptMessages(SummedMessages):
     """Base of those whose state, `consensus` and `averaged_arrays`, says every client's message.
@@ -197,12 +155,6 @@ class KeptMessages(SummedMessages):
     def _messages(self, client_ids: Sequence[int]) -> Iterable[NDArray[Any]]:
         """Return the messages of some clients, shape (k, d)."""
         raise NotImplementedError
-
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another w; the averaged arrays are those that came with it."""
-        consensus: Consensus = self.state.consensus
-        consensus.adopt(self._block.vector(model), len(self.membership), num_replies)
-        self.state.averaged_arrays = self._block.rest(model)
 
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Take new clients into the mean, with w_i = w and pi_i = 0."""
@@ -252,7 +204,6 @@ class ConsensusForm(SummedMessages):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.counted_by = "uniform" if self.duals == "client" else None
         for name, paper, default in (
             ("start_at", "own", self.default_start),
             ("averaging", "all", "participants"),
@@ -295,23 +246,9 @@ class ConsensusForm(SummedMessages):
         return ""
 
     @property
-    def why_unaltered(self) -> str:
-        """Why no upload may be changed on its way where clients keep their variables."""
-        return SUMMED.format(instead="Give duals='strategy'.") if self.duals == "client" else ""
-
-    @property
-    def how_counted(self) -> str:
-        """The sum of what clients change is enough where they keep their variables."""
-        return "Give duals='client'"
-
-    @property
-    def clips_itself(self) -> bool:
-        """Whether clients keep their variables."""
-        return self.duals == "client"
-
-    @property
-    def _slope(self) -> float:
-        return 1.0 if self.averaging == "participants" else 2.0
+    def upload(self) -> Upload:
+        """Changes of the clients' messages where the clients keep their variables."""
+        return Upload("sum" if self.duals == "client" else "own copy")
 
     def variables(
         self, start: NDArray[Any] | None, dual: NDArray[Any] | None
@@ -361,9 +298,7 @@ class SummedStrategy(ToldStrategy):
     left or has lost its own: nobody can take it out of the sum.
     """
 
-    counted_by = "uniform"
-    why_unaltered = SUMMED.format(instead="Use FedADMM.")
-    clips_itself = True
+    upload = Upload("sum")
     _block: Block = field(init=False)  # what is trained; `init_state` sets it
 
     def __post_init__(self) -> None:
@@ -383,11 +318,6 @@ class SummedStrategy(ToldStrategy):
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
         """Begin again: nobody here knows the variables of those that have left."""
         self.state.consensus.restart(self.last_round, len(self.membership))
-
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another global model; the sum of the clients' variables stays."""
-        self.state.consensus.w = self._block.vector(model)
-        self.state.buffers = self._block.rest(model)
 
     def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
         """Begin again: nobody knows the variables that were lost."""

@@ -132,10 +132,6 @@ class CompletionStrategy(ToldStrategy):
         items: NDArray[Any] = self.state.items
         return items
 
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another V; what else the state has stays."""
-        (self.state.items,) = model.values()
-
     def first_factors(self, arrays: Arrays) -> NDArray[Any]:
         """Return V^0, the one initial array.
 

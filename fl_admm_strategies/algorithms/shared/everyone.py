@@ -27,11 +27,6 @@ class EveryoneTrains(ToldStrategy):
         super().__post_init__()
         self._idle = frozenset[int]()  # who trains in this round and uploads nothing
 
-    @property
-    def all_upload(self) -> bool:
-        """Whether all clients of a round upload arrays: those that were not drawn do not."""
-        return not self.everyone_trains or self.fraction_train == 1
-
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> Mapping[int, Instruction]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...maths.checks import Positive
 from ...maths.clienttable import ClientRow
-from ...maths.moreau import change_of, messages, moved, slope, still
+from ...maths.moreau import change_of, messages, moved
 from .base import KeptMessages, WeightedStrategy
 
 
@@ -40,17 +40,6 @@ class MoreauStrategy(KeptMessages, WeightedStrategy):
     def _of_participants(self) -> bool:
         """Whether a message is pi_i/rho; see `Consensus`."""
         return False
-
-    @property
-    def _slope(self) -> float:
-        a = self.lam / self.membership.num_initial  # with privacy all weigh alike
-        return slope(a=a, rho=self.penalty, of_participants=self._of_participants)
-
-    def _still(self, client: int) -> NDArray[Any]:
-        row, w = self.state.clients[client], self.state.consensus.w
-        a = self.lam * float(row.alpha)
-        dual, over = a * (getattr(row, self.uploaded) - row.local_w), self._of_participants
-        return still(dual, row.local_w, w, a=a, rho=self.penalty, of_participants=over)
 
     def _advance(
         self, row: ClientRow, uploaded: NDArray[Any], part: slice = slice(None)

@@ -14,7 +14,7 @@ Bartlett, ICML 2018, arXiv:1803.01498. The mathematics is Flower's own; see docs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import Literal, cast
 
@@ -27,7 +27,7 @@ from ...maths.blocks import Arrays, as_dtype
 from ...maths.checks import Share
 from ...runtime.messages.records import ARRAYS, METRICS, NUM_EXAMPLES, Reply, to_array_record
 from ...runtime.messages.schema import Instruction
-from .base import Weights, participants_mean
+from ...runtime.uploads import Altered, Upload
 from .models import ToldStrategy
 
 Rule = Literal["krum", "multi-krum", "median", "trimmed-mean"]
@@ -114,6 +114,33 @@ def aggregate(rule: Rule, malicious: float, uploads: Sequence[Arrays]) -> Arrays
     return {name: as_dtype(made[name], array.dtype) for name, array in first.items()}
 
 
+@dataclass(frozen=True)
+class RobustRule:
+    """A robust rule on the way of a round's uploads: each becomes what the rule makes of all.
+
+    The mean of the round is then that of the rule, and every upload counts alike.
+    """
+
+    rule: Rule
+    malicious: float
+
+    def apply(self, server_round: int, replies: dict[int, Reply]) -> Altered:
+        """Return the replies with the rule's upload; where they are too few, with what was sent."""
+        if not replies:
+            return Altered(replies, {})
+        uploads = [reply.arrays for reply in replies.values()]
+        try:
+            made = aggregate(self.rule, self.malicious, uploads)
+        except ValueError as error:
+            log(WARNING, "Round %s changes nothing: %s", server_round, error)
+            made = next(iter(next(iter(replies.values())).asked.groups.values()))
+        found = {
+            client: replace(reply, arrays=made, num_examples=1.0)
+            for client, reply in replies.items()
+        }
+        return Altered(found, {})
+
+
 class RobustStrategy(ToldStrategy):
     """Base of the methods whose server may take a robust rule in place of a mean of models.
 
@@ -145,45 +172,18 @@ class RobustStrategy(ToldStrategy):
             )
 
         if self.aggregation != "mean":
-            self.counted_by = None
+            self.run.alterations.append(RobustRule(self.aggregation, self.malicious))
 
     @property
-    def how_counted(self) -> str:
-        """The mean needs no single upload."""
-        return "" if self.aggregation == "mean" else "Give aggregation='mean'"
-
-    @property
-    def why_not_private(self) -> str:
-        """A robust rule is no mean of the uploads."""
-        if self.aggregation == "mean":
-            return super().why_not_private
-        return f"aggregation is {self.aggregation!r}, and what it gives out is no sum of uploads."
+    def upload(self) -> Upload:
+        """A part of a mean; a robust rule needs every upload for itself."""
+        is_mean = self.aggregation == "mean"
+        return Upload("mean", stateless=True) if is_mean else Upload("own copy")
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> Mapping[int, Instruction]:
         """Refuse a run whose rounds are too small for the rule."""
-        if server_round == 1:
-            self.check_enough(len(client_ids))
+        if server_round == 1 and self.aggregation != "mean":
+            check_enough(self.aggregation, self.malicious, len(client_ids))
         return super().train_instructions(server_round, client_ids)
-
-    def check_enough(self, num_uploads: int) -> None:
-        """Raise ValueError if a round of so many uploads is too small for the rule."""
-        if self.aggregation != "mean":
-            check_enough(self.aggregation, self.malicious, num_uploads)
-
-    def aggregated(
-        self, before: Arrays, server_round: int, replies: Mapping[int, Reply], weights: Weights
-    ) -> Arrays:
-        """Return the mean of the uploads, or what the rule makes of them.
-
-        Of too few for the rule, the model as it was, and a warning.
-        """
-        if self.aggregation == "mean":
-            return participants_mean(before, replies, weights)
-        try:
-            uploads = [reply.arrays for reply in replies.values()]
-            return aggregate(self.aggregation, self.malicious, uploads)
-        except ValueError as error:
-            log(WARNING, "Round %s changes nothing: %s", server_round, error)
-            return before

@@ -12,6 +12,7 @@ from ...maths.checks import listing
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import Reply
 from ...runtime.messages.schema import Instruction
+from ...runtime.uploads import Upload
 from .base import Weights, participants_mean
 from .models import ToldStrategy, on_client
 
@@ -24,7 +25,7 @@ SHARED_PART = "; global_arrays has the shared part"
 class SplitState:
     """u, the shared arrays."""
 
-    shared: Arrays
+    model: Arrays
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,7 @@ class SplitStrategy(ToldStrategy):
 
     weights: Weights = "size"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.counted_by = self.weights
+    upload = Upload("mean")
 
     def init_state(self, arrays: Arrays) -> SplitState:
         """Start with u^0, the shared part of the initial model."""
@@ -63,31 +62,27 @@ class SplitStrategy(ToldStrategy):
 
     def given(self, server_round: int) -> dict[str, Any]:
         """Return u, and what is personal."""
-        return {"shared": self.state.shared, "personal": self.personal}
+        return {"shared": self.state.model, "personal": self.personal}
 
     def upload_spec(self) -> Spec:
         """Return the shared arrays' names, shapes and dtypes."""
-        return spec_of(self.state.shared)
+        return spec_of(self.state.model)
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set u to the mean of the participants' u_i."""
-        self.state.shared = participants_mean(self.state.shared, replies, self.weights)
-
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another u."""
-        self.state.shared = model
+        self.state.model = participants_mean(self.state.model, replies, self.weights)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, SplitEvaluation]:
         """Send u to everybody."""
-        return dict.fromkeys(client_ids, SplitEvaluation(self.state.shared, self.personal))
+        return dict.fromkeys(client_ids, SplitEvaluation(self.state.model, self.personal))
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return u; v_i stays with its client."""
         if kind == "personal":
             return on_client(self, SHARED_PART)
-        return {name: array.copy() for name, array in self.state.shared.items()}
+        return {name: array.copy() for name, array in self.state.model.items()}
 
 
 def shared_part(

@@ -50,8 +50,6 @@ class Totals:
 class TotalsStrategy(ToldStrategy):
     """Base of the methods with `Totals` in the field ``totals`` of their state."""
 
-    counted_by = "uniform"
-
     def is_fresh(self, client: int) -> bool:
         """Return whether the sums have nothing of a client's."""
         last_accepted = self.membership.last_accepted.get(client, 0)

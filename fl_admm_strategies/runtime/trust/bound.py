@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from logging import INFO
 from statistics import median_low
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from flwr.common import log
@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 from ...maths.blocks import Arrays, as_dtype
 from ...maths.checks import check_positive, listing
 from ..messages.records import ClientInstruction, Metrics, Reply
+from ..uploads import Altered
+
+if TYPE_CHECKING:
+    from ..algorithm import Algorithm
 
 MaxNorm = float | Literal["auto"] | None
 
@@ -34,24 +38,6 @@ _SMALLEST = 1e-24  # a square, below which parts of it vanish in single precisio
 _FEWEST_CLIENTS, _FEWEST_NORMS = 5, 3  # without which nobody is far from the others
 
 
-class Held(NamedTuple):
-    """The replies of a round after their uploads were held to the bound.
-
-    Attributes
-    ----------
-    replies : dict of int to Reply
-        Those that may be used.
-    clipped : list of int
-        Clients whose upload is not what they sent.
-    refused : dict of int to str
-        Why others are not used.
-    """
-
-    replies: dict[int, Reply]
-    clipped: list[int]
-    refused: dict[int, str]
-
-
 class Bound:
     """Holds uploads to a distance from what their clients were sent.
 
@@ -61,6 +47,9 @@ class Bound:
 
     Parameters
     ----------
+    algorithm : Algorithm
+        It says what an upload is measured from; an array that is missing there, or has another
+        shape, is measured from 0.
     max_norm : float, "auto" or None
         The largest distance. "auto": `FACTOR` times the median of the last 50, those of the present
         round among them (all of these, should they be more). In it an earlier upload counts as no
@@ -77,6 +66,7 @@ class Bound:
 
     def __init__(
         self,
+        algorithm: Algorithm,
         max_norm: MaxNorm,
         *,
         clips: bool = True,
@@ -87,7 +77,7 @@ class Bound:
             if isinstance(max_norm, str):
                 raise ValueError(f"max_norm is {max_norm!r}, expected 'auto' or a number > 0.")
             check_positive("max_norm", max_norm)
-        self.max_norm = max_norm
+        self._algorithm, self.max_norm = algorithm, max_norm
         self._clips = clips
         self._is_loose, self._is_free = is_loose, is_free
         self.begin()
@@ -103,35 +93,19 @@ class Bound:
         self._norms.clear()
         self._largest_median = 0.0
 
-    def hold(
-        self,
-        server_round: int,
-        replies: dict[int, Reply],
-        reference: Callable[[int, ClientInstruction], Arrays],
-        num_clients: int,
-    ) -> Held:
-        """Return what may be used of a round's replies.
-
-        Parameters
-        ----------
-        server_round : int
-        replies : dict of int to Reply
-        reference : callable
-            Returns what an upload is measured from, by its client and what that was sent; an array
-            that is missing there, or has another shape, is measured from 0.
-        num_clients : int
-            Of the run.
-        """
+    def apply(self, server_round: int, replies: dict[int, Reply]) -> Altered:
+        """Return what may be used of a round's replies, and why others may not."""
         # Who uploads nothing is at no distance, and would draw the median to 0.
         moved = [
             c for c, reply in replies.items() if reply.arrays and not self._is_free(reply.asked)
         ]
         if self.max_norm == math.inf or not moved:
-            return Held(replies, [], {})
-        starts = {client: reference(client, replies[client].asked) for client in moved}
+            return Altered(replies, {})
+        reference = self._algorithm.upload_reference
+        starts = {client: reference(replies[client].asked) for client in moved}
         with np.errstate(over="ignore"):
             norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
-        limit = self._limit(norms, num_clients)
+        limit = self._limit(norms, len(self._algorithm.membership))
         excess = {client: norm for client, norm in norms.items() if norm > limit}
         refuses = self.max_norm is None or not self._clips or self._is_loose()
         self._measured = {"refused" if refuses else "clipped": len(excess), "norm-bound": limit}
@@ -141,9 +115,8 @@ class Bound:
             advice = ""
             if self.max_norm is None:
                 advice = f", {FAR:g} times what is usual. If you trust it, give max_norm=math.inf"
-            return Held(
+            return Altered(
                 {client: reply for client, reply in replies.items() if client not in excess},
-                [],
                 {
                     client: f"its upload is {norm:.3g} from what it was sent, the bound is "
                     f"{limit:.3g}{advice}"
@@ -157,7 +130,7 @@ class Bound:
                 f"{max(excess.values()):.3g} from what they were sent, are clipped to {limit:.3g}",
             )
         clipped = {c: _scaled(replies[c], starts[c], limit / norm) for c, norm in excess.items()}
-        return Held(replies | clipped, list(clipped), {})
+        return Altered(replies | clipped, {})
 
     def _limit(self, norms: Mapping[int, float], num_clients: int) -> float:
         if self.max_norm is not None and self.max_norm != "auto":
@@ -250,7 +223,7 @@ def _scaled(reply: Reply, reference: Arrays, factor: float) -> Reply:
         start = _start(array, reference.get(name)).astype(np.float64)
         arrays[name] = as_dtype(np.asarray(start + factor * (array - start)), array.dtype)
     largest = max((float(np.abs(array).max(initial=0)) for array in arrays.values()), default=0.0)
-    return replace(reply, arrays=arrays, largest=largest)
+    return replace(reply, arrays=arrays, largest=largest, altered=True)
 
 
 def _start(array: NDArray[Any], reference: NDArray[Any] | None) -> NDArray[Any]:

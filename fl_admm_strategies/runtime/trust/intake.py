@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from logging import WARNING
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from ..messages.records import (
 from ..messages.seal import SEAL, seal
 from ..messages.stamp import WrongMakerError, check_reply_maker, client_of, is_stamp
 from ..messages.wire import WIRE_DTYPE
+from ..uploads import Upload
 from .means import MOST, most_examples, weighted_means
 
 LARGEST = 1e12
@@ -72,8 +73,8 @@ class Intake:
         Says which clients had an accepted upload before.
     method : str or None
         The method whose clients' replies are accepted; None: any client's.
-    why_unaltered : str
-        Why uploads that were changed on their way are refused; empty where they are not.
+    upload : Upload
+        What an upload is; one that was changed on its way may be refused.
 
     Attributes
     ----------
@@ -91,7 +92,7 @@ class Intake:
 
     membership: Membership
     method: str | None = None
-    why_unaltered: str = ""
+    upload: Upload = field(default_factory=Upload)
 
     def __post_init__(self) -> None:
         self.begin()
@@ -189,10 +190,10 @@ class Intake:
         wire_dtype = self.asked[client].config.get(WIRE_DTYPE)
         wanted = spec(client) if callable(spec) else spec
         reply = check_reply(raw, wanted, wire_dtype)
-        if self.why_unaltered and reply.altered:
+        if reply.altered and not self.upload.goes_with("mods"):
             raise AlteredUploadError(
                 "its upload was changed on its way, by a mod of the client or a wrapper of the "
-                f"strategy: {self.why_unaltered}"
+                f"strategy, and {self.upload.because()}"
             )
         return reply
 
