@@ -147,7 +147,10 @@ class Privacy:
         ):
             reason = f"{upload.because()}."
             if upload.kind == "own copy":
-                reason += " Give noise_at='client', or duals='client' where there is that setting."
+                reason += (
+                    " Give noise_at='client'; or, where there is the setting, duals='client' or "
+                    "aggregation='mean'."
+                )
             elif upload.kind == "sum":
                 reason += " Give noise_at='server'."
         elif self.is_central and getattr(algorithm, "weights", "uniform") == "size":

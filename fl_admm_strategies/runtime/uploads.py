@@ -29,9 +29,10 @@ GOES_WITH: dict[Alteration, tuple[UploadKind, ...]] = {
 
 _BECAUSE: dict[UploadKind, str] = {
     "mean": "",
-    "sum": "its clients go on from what they sent, and the server has the sum of their variables",
-    "own copy": "its server keeps every client's upload by itself",
-    "statistic": "its uploads are statistics, which must arrive as they were computed",
+    "sum": "its clients go on from what they sent, and the server has the sum of their variables "
+    "(where there is the setting, duals='strategy' has every client's)",
+    "own copy": "its server keeps or compares the clients' uploads one by one",
+    "statistic": "its clients send statistics of their data, which must arrive as they are",
 }
 
 

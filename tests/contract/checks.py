@@ -392,8 +392,10 @@ CLIENT_DUALS |= {"FedMC-ADMM-client-duals"}
 NEVER_PRIVATE = {"FedALS", "FedMGS", "IFCA", "PACFL", "FedMC-ADMM-rated", "FedGiA", "FedGiA-gram"}
 """Uploads that are neither a sum nor a mean nor a client's model."""
 NOT_AT_SERVER = {"FPFC", "FPFC-head", "FPFC-auto", "FPFC-path", "CFL", "Local"} | NEVER_PRIVATE
-"""Also those that upload a model which is the client's own."""
-NOT_AT_CLIENTS = {"FedDyn", "SCAFFOLD", "FedEASE"} | CLIENT_DUALS | NEVER_PRIVATE
+NOT_AT_SERVER |= {"FedADMM", "FedADMM-published", "FLAME", "FedAPM", "LpProjADMM"}
+NOT_AT_SERVER |= {"FedMC-ADMM", "FedMC-ADMM-linear", "PFedMeMatched"}
+"""Also those whose server keeps uploads one by one."""
+NOT_AT_CLIENTS = {"FedDyn", "SCAFFOLD"} | CLIENT_DUALS | NEVER_PRIVATE
 """Also those that add uploads to what clients keep."""
 WEIGHTED = {"Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP"}
 WEIGHTED |= {"FedADMM-client-duals", "FLAME-client-duals"}

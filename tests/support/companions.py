@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.clientapp.mod import (
@@ -44,7 +44,7 @@ class Companion:
     ----------
     name : str
     column : str
-        Of the table in docs/composition.md.
+        What it is: one of the names below.
     wrap : callable
     mods : sequence
     per_node : int
@@ -77,10 +77,7 @@ CLIENT_SIDE = flowers.DifferentialPrivacyClientSideFixedClipping
 ADAPTIVE_SERVER_SIDE = flowers.DifferentialPrivacyServerSideAdaptiveClipping
 ADAPTIVE_CLIENT_SIDE = flowers.DifferentialPrivacyClientSideAdaptiveClipping
 
-SERVER, CLIENT, LOCAL = "wrapper, server side", "wrapper, client side", "`LocalDpMod`"
-OTHER, ADOPTED = "sizes, your own mods", "another model back"
-COLUMNS = [SERVER, CLIENT, LOCAL, OTHER, ADOPTED]
-"""Of the table in docs/composition.md."""
+SERVER, CLIENT, LOCAL, OTHER = "server's wrapper", "clients' wrapper", "LocalDpMod", "sizes"
 
 COMPANIONS = [
     Companion("server-side", SERVER, wrapped_by(SERVER_SIDE)),
@@ -99,99 +96,42 @@ COMPANIONS = [
 ]
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of the table in docs/composition.md.
-
-    Attributes
-    ----------
-    methods : str
-        What stands in the first column.
-    cases : list of str
-    refused : dict of str to str
-        By column, the note that says why; what is not there works.
-    """
-
-    methods: str
-    cases: list[str]
-    refused: dict[str, str] = field(default_factory=dict)
-
-
-CLIPPED = (SERVER, CLIENT, LOCAL)
-
-
-def never(note: str, *columns: str) -> dict[str, str]:
-    return dict.fromkeys(columns or CLIPPED, note)
-
-
-ROWS = [
-    Row(
-        "`FedAvg`, `FedProx`, `LocalSGD`, `PerFedAvg`, `Ditto`, `FedALA`",
-        ["FedAvg", "FedProx", "LocalSGD", "PerFedAvg", "Ditto", "FedALA"],
-    ),
-    Row(
-        "`FedADMM`, `FLAME`, `FedMCADMM`, `FedMAvg`, `PFedMe`, `PFedMeMatched`",
-        [
-            *(
-                "FedADMM",
-                "FedADMM-published",
-                "FLAME",
-                "FedMC-ADMM",
-                "FedMC-ADMM-published",
-                "FedMAvg",
-            ),
-            *("PFedMe", "PFedMeMatched"),
-        ],
-    ),
-    Row(
-        "`FedAPM`, `FedAlt`, `FedSim`, `LGFedAvg`, `FedRoD`, `FedCP`",
-        ["FedAPM", "FedAlt", "FedSim", "LG-FedAvg", "FedRoD", "FedCP"],
-        never("a", SERVER),
-    ),
-    Row(
-        "`FPFC`, `CFL`, `LpProj`, `LpProjADMM`",
-        ["FPFC", "FPFC-l1", "FPFC-head", "FPFC-auto", "CFL", "LpProj", "LpProjADMM"],
-        never("b", SERVER, CLIENT, ADOPTED),
-    ),
-    Row(
-        "`FPFC` with a `LambdaPath`",
-        ["FPFC-path"],
-        never("b", SERVER, CLIENT, ADOPTED),
-    ),
-    Row("`Local`", ["Local"], never("b", SERVER, CLIENT, ADOPTED)),
-    Row("`IFCA`", ["IFCA"], never("e") | never("b", ADOPTED)),
-    Row(
-        '`PACFL`, `FedMCADMM(rows="rated")`',
-        ["PACFL", "FedMC-ADMM-rated", "FedMC-ADMM-exact-rated"],
-        never("c") | never("b", ADOPTED),
-    ),
-    Row(
-        '`FedDyn`, `SCAFFOLD`, every `duals="client"`',
-        [
-            *("FedDyn", "SCAFFOLD", "FedADMM-client-duals", "FedADMM-published-client-duals"),
-            *("FedAPM-client-duals", "FLAME-client-duals", "FedMC-ADMM-client-duals"),
-            *("FedMC-ADMM-implicit-client-duals",),
-        ],
-        never("f"),
-    ),
-    Row(
-        "`FedALS`",
-        ["FedALS", "FedALS-implicit"],
-        never("f", SERVER, CLIENT, LOCAL),
-    ),
-    Row("`FedEASE`", ["FedEASE"], never("g") | never("b", ADOPTED)),
-    Row("`FedGiA`, `FedMGS`", ["FedGiA", "FedGiA-gram", "FedMGS"], never("g")),
-]
-"""The table in docs/composition.md, which the contract tests check."""
+KINDS: dict[str, list[str]] = {
+    "mean": [
+        *("FedAvg", "FedProx", "LocalSGD", "PerFedAvg", "Ditto", "FedALA", "PFedMe"),
+        *("FedAlt", "FedSim", "LG-FedAvg", "FedRoD", "FedCP", "FedMAvg", "LpProj", "FedEASE"),
+    ],
+    "sum": [
+        *("FedDyn", "SCAFFOLD", "FedADMM-client-duals", "FedAPM-client-duals"),
+        *("FLAME-client-duals", "FedMC-ADMM-client-duals"),
+    ],
+    "own copy": [
+        *("FedADMM", "FedADMM-published", "FLAME", "FedAPM", "LpProjADMM", "PFedMeMatched"),
+        *("FedMC-ADMM", "FedMC-ADMM-linear", "CFL", "Local"),
+        *("FPFC", "FPFC-head", "FPFC-auto", "FPFC-path"),
+    ],
+    "statistic": [
+        *("IFCA", "PACFL", "FedALS", "FedGiA", "FedGiA-gram", "FedMGS", "FedMC-ADMM-rated"),
+    ],
+}
+"""What an upload is, by case."""
+NO_MODEL = {"FedMAvg", "LpProj", "FedEASE"}
+"""Means that are no model of all clients."""
+PARTS = {"FedAlt", "FedSim", "LG-FedAvg", "FedRoD", "FedCP"}
+"""Those that upload a part of the model."""
 
 
-def row_of(case: Case) -> Row:
-    return next(row for row in ROWS if case.name in row.cases)
+def kind_of(case: Case) -> str:
+    (kind,) = (kind for kind, names in KINDS.items() if case.name in names)
+    return kind
 
 
-def as_table() -> list[str]:
-    """Return the lines of the table."""
-    head = ["method", *COLUMNS]
-    cells = [[row.methods, *(row.refused.get(c, "yes") for c in COLUMNS)] for row in ROWS]
-    lines = [head, ["---"] * len(head), *cells]
-    return [f"| {' | '.join(line)} |" for line in lines]
+def goes(case: Case, what: str) -> bool:
+    """Return whether a case works in such company."""
+    kind = kind_of(case)
+    if what == LOCAL:
+        return kind in ("mean", "own copy")
+    if what in (SERVER, CLIENT):
+        parts = what == SERVER and case.name in PARTS
+        return kind == "mean" and case.name not in NO_MODEL and not parts
+    return True
