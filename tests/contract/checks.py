@@ -393,7 +393,7 @@ NEVER_PRIVATE = {"FedALS", "FedMGS", "IFCA", "PACFL", "FedMC-ADMM-rated", "FedGi
 """Uploads that are neither a sum nor a mean nor a client's model."""
 NOT_AT_SERVER = {"FPFC", "FPFC-head", "FPFC-auto", "FPFC-path", "CFL", "Local"} | NEVER_PRIVATE
 NOT_AT_SERVER |= {"FedADMM", "FedADMM-published", "FLAME", "FedAPM", "LpProjADMM"}
-NOT_AT_SERVER |= {"FedMC-ADMM", "FedMC-ADMM-linear", "PFedMeMatched"}
+NOT_AT_SERVER |= {"FedMC-ADMM", "FedMC-ADMM-published", "PFedMeMatched"}
 """Also those whose server keeps uploads one by one."""
 NOT_AT_CLIENTS = {"FedDyn", "SCAFFOLD"} | CLIENT_DUALS | NEVER_PRIVATE
 """Also those that add uploads to what clients keep."""

@@ -107,7 +107,7 @@ KINDS: dict[str, list[str]] = {
     ],
     "own copy": [
         *("FedADMM", "FedADMM-published", "FLAME", "FedAPM", "LpProjADMM", "PFedMeMatched"),
-        *("FedMC-ADMM", "FedMC-ADMM-linear", "CFL", "Local"),
+        *("FedMC-ADMM", "FedMC-ADMM-published", "CFL", "Local"),
         *("FPFC", "FPFC-head", "FPFC-auto", "FPFC-path"),
     ],
     "statistic": [
