@@ -102,7 +102,7 @@ def run(
     def read() -> tuple[list[float], float]:
         kept = [grid.context(node_of(i)).state.array_records for i in ALL]
         v = [grid.own(i)["v"].item() if own else 0.0 for i, own in zip(ALL, kept, strict=True)]
-        return v, strategy.state.shared["u"].item()
+        return v, strategy.state.model["u"].item()
 
     seen = follow(strategy, grid, *rounds, read=read)
     return [v for v, _ in seen], [u for _, u in seen]
