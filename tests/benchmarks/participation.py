@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +31,6 @@ from fl_admm_strategies import InProcessGrid
 from simulations.data.federated import FederatedData
 from simulations.data.registry import load
 from simulations.problems.models import build, initialise
-from tests.benchmarks.defaults import QuickstartNet
 from tests.benchmarks.shared import (
     append,
     client_fn_of,
@@ -48,6 +47,25 @@ PARTICIPATIONS = (1.0, 0.3, 0.1)
 def small_cnn(data: FederatedData) -> nn.Module:
     """Return a network for 8 x 8 digits: 18,000 parameters."""
     return nn.Sequential(*filters(16, 32), nn.Linear(128, 96), nn.ReLU(), nn.Linear(96, 10))
+
+
+def quickstart_net(data: FederatedData) -> nn.Module:
+    """Return the network of Flower's PyTorch quickstart."""
+    layers = {
+        "conv1": nn.Conv2d(3, 6, 5),
+        "relu1": nn.ReLU(),
+        "pool1": nn.MaxPool2d(2),
+        "conv2": nn.Conv2d(6, 16, 5),
+        "relu2": nn.ReLU(),
+        "pool2": nn.MaxPool2d(2),
+        "flat": nn.Flatten(),
+        "fc1": nn.Linear(400, 120),
+        "relu3": nn.ReLU(),
+        "fc2": nn.Linear(120, 84),
+        "relu4": nn.ReLU(),
+        "fc3": nn.Linear(84, 10),
+    }
+    return nn.Sequential(OrderedDict(layers))
 
 
 def resnet(data: FederatedData) -> nn.Module:
@@ -111,7 +129,7 @@ PROBLEMS = {
     "cifar10-cnn": Problem(
         "cifar10",
         {**SKEWS["dirichlet"], "beta": 0.3, "samples": 2000},
-        lambda data: QuickstartNet(),
+        quickstart_net,
         "^fc3",
         25,
         lr=0.05,
