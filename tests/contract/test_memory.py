@@ -20,7 +20,8 @@ from torch import nn
 
 from tests.support.cases import NUM_CLIENTS, Case, case_of, grid_of, run
 from tests.support.federation import NUM_CLASSES, Faults
-from tests.support.pace import fast
+
+pytestmark = pytest.mark.slow  # the collector looks at all that the other tests have made
 
 ANY_MODEL = ["FPFC", "FedAPM", "FedADMM", "FLAME", "FedGiA", "FedAvg", "Ditto", "IFCA", "SCAFFOLD"]
 
@@ -61,8 +62,8 @@ def large_in_cycles(least: int) -> list[str]:
         gc.garbage.clear()
 
 
-@pytest.mark.parametrize("name", fast(["FPFC"], ANY_MODEL))
-@pytest.mark.parametrize("nodes", [NUM_CLIENTS, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ANY_MODEL)
+@pytest.mark.parametrize("nodes", [NUM_CLIENTS, 2])
 def test_no_large_array_outlives_its_round(name: str, nodes: int) -> None:
     width = 6_000
     case = wide(case_of(name), width)
@@ -80,7 +81,7 @@ def test_no_large_array_outlives_its_round(name: str, nodes: int) -> None:
     assert strategy.last_round == 2
 
 
-@pytest.mark.parametrize("name", fast(["FPFC"], ["FedAvg", "FPFC", "AsyncFPFC"]))
+@pytest.mark.parametrize("name", ["FedAvg", "FPFC", "AsyncFPFC"])
 def test_a_strategy_whose_run_is_over_does_not_hold_the_clients_data(name: str) -> None:
     # The data are in the app's closure, the app in the grid.
     gc.collect()
@@ -107,7 +108,6 @@ def test_what_all_nodes_get_is_in_memory_once(name: str) -> None:
 
 
 # One that keeps most on the server and one that keeps most on the clients.
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["FPFC", "FedAPM"])
 def test_faults_leave_nothing_behind(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="flwr")  # pytest keeps all that is logged

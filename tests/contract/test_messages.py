@@ -64,6 +64,7 @@ def test_a_run_goes_on_with_and_without_it(then: Any, tmp_path: Path) -> None:
         assert_allclose(halves[name], array, rtol=0, atol=1e-3 if then is None else 0)
 
 
+@pytest.mark.slow
 def test_changes_that_are_added_up_lose_no_rounding() -> None:
     """Were a rounding lost, the sum of the duals would drift from theirs, and w with it."""
 
