@@ -19,7 +19,6 @@ from clients.toolkit.data.ratings import Ratings
 from clients.toolkit.round.completion import Residual
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
 from fl_admm_strategies.messages import FedMCFactors, FedMCInstruction
-from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.messages import Received, changed, received
 from tests.support.ratings import NUM_ITEMS, RANK, dense, initial, new_context, ratings
 from tests.support.refusals import refused
@@ -175,17 +174,6 @@ def test_no_array_of_users_by_items_is_ever_made() -> None:
     assert peak < 30e6
 
 
-def test_single_precision_stays_and_agrees() -> None:
-    V = first()
-    for duals in ("strategy", "client"):
-        double, single = (
-            make().fit(*message(V.astype(dtype), V.astype(dtype), duals=duals))[0][0]
-            for dtype in (np.float64, np.float32)
-        )
-        assert single.dtype == np.float32
-        np.testing.assert_allclose(single, double, atol=1e-5)
-
-
 def test_what_does_not_fit_the_ratings_is_refused() -> None:
     V = np.ones((RANK, NUM_ITEMS + 1))
     for call, asked in ((make().fit, message(V, V)), (make().evaluate, evaluation(V))):
@@ -200,20 +188,6 @@ def test_what_does_not_fit_the_ratings_is_refused() -> None:
         FedMCADMMClient(new_context(), ratings(2), "l2")  # type: ignore[arg-type]
 
 
-def test_no_test_ratings_is_no_error() -> None:
-    loss, num_examples, metrics = make().evaluate(*evaluation(first()))
-    assert loss > 0
-    assert num_examples == len(ratings(2))
-    entries = ratings(2).num_users * RANK
-    assert metrics == {
-        "test-ratings": 0,
-        "squared-error": 0.0,
-        "user-entries": entries,
-        "user-nonzeros": entries,
-        **made_by("FedMCADMM"),
-    }
-
-
 # --- Recommending -------------------------------------------------------------------------------
 
 
@@ -225,14 +199,6 @@ def recommender(**settings: Any) -> tuple[FedMCADMMClient, NDArray[Any]]:
     make(context, **settings).evaluate(*evaluation(V, version=1))
     client = make(context, **settings)  # as a user makes it anew, out of the context
     return client, client.personal_arrays()["user-factors"] @ V
-
-
-def test_predictions_are_in_stars_and_not_clipped() -> None:
-    client, products = recommender(mean=3.5, std=20.0)
-    users, items = np.array([0, 3, 4]), np.array([1, 1, 6])
-    stars = client.predict(users, items)
-    np.testing.assert_allclose(stars, 3.5 + 20 * products[users, items], rtol=1e-12)
-    assert stars.max() > 5
 
 
 def test_recommend() -> None:

@@ -150,34 +150,6 @@ def test_the_implicit_loss_counts_what_is_not_listed_as_zeros() -> None:
     assert "rmse" not in reported  # scores of interactions are no stars
 
 
-def test_an_item_that_nobody_rated_is_recommended_by_the_mean_alone() -> None:
-    here = federation()
-    here.round(1)
-    here.evaluate(1)
-    client = here.client(2)
-    np.testing.assert_array_equal(here.strategy.item_factors[:, 6], 0)
-    users, mean = client.personal_arrays()["user-factors"], ratings(2).values.mean()
-    assert client.predict([1], [6]) == pytest.approx([mean + users[1, -1]])
-
-
-def test_ranking_metrics_are_means_over_all_users() -> None:
-    here = federation()
-    here.options = {"rank_at": 3, "relevant": 4.0}
-    here.round(1)
-    reported = here.evaluate(1)
-    hits = users = 0
-    for i in range(NUM_CLIENTS):
-        client, test = here.client(i), ratings(i, seed=1)
-        seen = {*zip(ratings(i).users.tolist(), ratings(i).items.tolist(), strict=True)}
-        for user in range(test.num_users):
-            liked = test.items[(test.users == user) & (test.values >= 4)].tolist()
-            users += bool(liked)
-            top = [j for j in client.recommend(user, 3).tolist() if (user, j) not in seen]
-            hits += bool({*top} & {*liked})
-    assert reported["hr"] == pytest.approx(hits / users)
-    assert 0 < reported["ndcg"] <= 1
-
-
 def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match=r"regularizer is SquaredL2\(0\)"):
         FedALS(SquaredL2(0))

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from clients import FedMAvgClient
 from fl_admm_strategies import FedMAvg, FedMGS, L1Norm, SquaredL2
-from fl_admm_strategies.runtime.record import Traffic
 from tests.support.ratings import (
     NUM_CLIENTS,
     NUM_ITEMS,
@@ -127,47 +126,6 @@ def test_one_client_unscaled_is_alternating_gradient_descent() -> None:
         assert losses == sorted(losses, reverse=True)
         finals.append(run.strategy.global_model()["item-factors"])
     np.testing.assert_array_equal(*finals)
-
-
-def test_v_goes_down_to_all_and_comes_up_from_some() -> None:
-    run = federation()
-    for k in (1, 2):
-        run.round(k)
-    both = Traffic(NUM_CLIENTS * OF_V, 2 * OF_V)
-    assert run.strategy.traffic == {1: both, 2: both}
-
-
-def test_a_bound_on_uploads_is_that_of_those_who_upload() -> None:
-    """Of five clients three are 0 away from what they were sent, as they upload nothing."""
-    free, bounded = federation(), federation(max_norm="auto")
-    for run in (free, bounded):
-        for k in (1, 2):
-            run.round(k)
-    assert bounded.strategy.run.bound.measured()["norm-bound"] > 0
-    assert bounded.strategy.run.bound.measured()["clipped"] == 0
-    found = [run.strategy.global_model()["item-factors"] for run in (free, bounded)]
-    np.testing.assert_array_equal(*found)
-
-
-def test_single_precision_stays() -> None:
-    runs = [federation() for _ in range(2)]
-    single = Federation(
-        runs[1].strategy,
-        SquaredL2(LAM),
-        {"item-factors": runs[0].first["item-factors"].astype(np.float32)},
-        kind=FedMAvgClient,
-    )
-    runs[0].round(1)
-    single.round(1)
-    found = [run.strategy.global_model()["item-factors"] for run in (runs[0], single)]
-    assert found[1].dtype == np.float32
-    np.testing.assert_allclose(*found, atol=1e-5)
-
-
-def test_a_divergence_says_what_to_do() -> None:
-    run = federation(init_scale=1e200)
-    with np.errstate(over="ignore"), refused(ValueError, "init_scale"):
-        run.round(1)
 
 
 def test_only_the_squared_norm_has_a_gradient() -> None:

@@ -222,23 +222,6 @@ def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(V_2, [1.1812260879], atol=1e-10)
 
 
-def test_a_projection_serves_as_regulariser() -> None:
-    class NonNegative:
-        def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:
-            assert x.shape == (RANK, NUM_ITEMS)
-            return np.maximum(x, 0)
-
-        def value(self, x: NDArray[Any]) -> float:
-            return 0.0
-
-    run = Federation(FedMCADMM(NonNegative(), beta=BETA, seed=1, published=True))
-    run.first["item-factors"][:, -1] = -1.0  # nobody rates item 6, so nothing else would raise it
-    run.strategy.run.begin(run.first, range(P))
-    run.strategy.run.handshake(lambda asked, kind: [], {})
-    run.round(1)
-    assert (items(run) >= 0).all()
-
-
 # --- Messages -----------------------------------------------------------------------------------
 
 
@@ -330,34 +313,6 @@ def test_a_bad_report_does_not_hide_the_others(error: float, rmse: float) -> Non
 
 
 # --- Starting, stopping, going on ---------------------------------------------------------------
-
-
-def test_the_first_users_do_not_depend_on_when_a_client_is_first_asked() -> None:
-    run = federation(fraction_train=0.2)
-    late = next(i for i in range(P) if i not in run.round(1))
-    first = run.first_users(late)
-    run.evaluate(1)
-    evaluated = run.client(late).personal_arrays()["user-factors"]
-    np.testing.assert_array_equal(evaluated, first)
-    k = 2
-    while late not in run.round(k):
-        run.evaluate(k)
-        k += 1
-    # The reference of test_the_trajectory... starts late clients from the same U_i^0, too.
-    assert k > 2 or run.strategy.membership.last_accepted[late] == 2
-    others = [run.first_users(i)[:3] for i in range(P)]
-    assert all(not np.array_equal(others[0], other) for other in others[1:])
-    assert (first >= 0).all()
-    assert (first < 1).all()
-
-
-def test_the_scale_of_the_first_factors() -> None:
-    assert federation(init_scale=2e-4).first_users(1).max() < 2e-4
-    first = initial_item_factors(3, 500, seed=0, scale=2e-4, dtype=np.float32)["item-factors"]
-    assert first.numpy().dtype == np.float32
-    assert first.numpy().shape == (3, 500)
-    assert 0 <= first.numpy().min() < 1e-5
-    assert 1.9e-4 < first.numpy().max() < 2e-4
 
 
 # --- Bad input ----------------------------------------------------------------------------------

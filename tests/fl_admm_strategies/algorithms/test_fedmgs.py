@@ -71,16 +71,6 @@ def test_the_trajectory_is_that_of_the_formulas_with_old_gradients_of_those_that
         np.testing.assert_allclose(found, V, rtol=0, atol=1e-12)
 
 
-def test_the_objective_falls_when_all_take_part() -> None:
-    """Each block's step is a gradient step with the inverse of a curvature's bound."""
-    run = federation(fraction_train=1.0)
-    losses = []
-    for k in range(1, 12):
-        run.round(k)
-        losses.append(run.evaluate(k)["loss"])
-    assert losses == sorted(losses, reverse=True)
-
-
 @pytest.mark.parametrize("reported", [{}, {CURVATURE: -1.0}, {CURVATURE: np.inf}])
 def test_a_reply_without_a_usable_curvature_is_refused_by_name(
     reported: dict[str, float], caplog: pytest.LogCaptureFixture

@@ -29,13 +29,6 @@ def test_by_hand() -> None:
     assert means["coverage"] == 4 / 5  # 1, 2 | 2, 3 | 0, 1
 
 
-def test_relevant_from_so_many_stars() -> None:
-    found = rank(SCORES, TRAIN, TEST, k=4, relevant=4)
-    assert found.users == 1  # user 1 gave 2 stars
-    assert found.recall == 1
-    assert found.ndcg == pytest.approx((1 + 1 / np.log2(5)) / (1 + 1 / np.log2(3)))
-
-
 def test_what_was_seen_is_never_listed_and_clients_add_up() -> None:
     rng = np.random.default_rng(0)
     parts = []
@@ -62,15 +55,6 @@ def test_what_was_seen_is_never_listed_and_clients_add_up() -> None:
     assert both.users == one.users + two.users
     assert both.means()["hr"] == pytest.approx((one.hits + two.hits) / both.users)
     np.testing.assert_array_equal(both.listed, one.listed | two.listed)
-
-
-def test_fewer_items_are_left_than_asked_for() -> None:
-    train = listed(*((0, j, 1) for j in range(4)), users=1)
-    test = listed((0, 4, 1), users=1)
-    found = rank(np.arange(5.0)[None], train, test, k=3)
-    assert (found.hits, found.ndcg, found.precision) == (1, 1, pytest.approx(1 / 3))
-    assert found.listed.tolist() == [False] * 4 + [True]
-    assert top_items(np.arange(5.0), train.items, 3).tolist() == [4]
 
 
 def test_leave_one_out_takes_the_last_by_time() -> None:

@@ -22,16 +22,6 @@ def triples(ratings: Ratings) -> list[tuple[int, int, float]]:
     return list(zip(*columns, strict=True))
 
 
-def test_ratings_are_sorted_by_user_and_item_and_stay_together() -> None:
-    assert triples(SMALL) == [(0, 1, 0.0), (0, 2, 4.0), (1, 0, 2.0)]
-    assert len(SMALL) == 3
-    assert (SMALL.users.dtype, SMALL.items.dtype, SMALL.values.dtype) == (
-        np.int32,
-        np.int32,
-        np.float64,
-    )
-
-
 def test_a_rating_of_zero_is_in_the_sparse_matrix() -> None:
     sparse = SMALL.to_csr()
     assert sparse.shape == (3, 3)
@@ -46,18 +36,6 @@ def test_a_split_keeps_every_rating_once() -> None:
     assert (len(train), len(test)) == (160, 40)
     assert sorted(triples(train) + triples(test)) == triples(ratings)
     assert (test.num_users, test.num_items) == (20, 30)
-
-
-def test_a_split_is_random_and_follows_its_generator() -> None:
-    ratings = random_ratings(20, 30, 200)
-    one, again, other = (
-        triples(ratings.split(0.2, np.random.default_rng(s))[1]) for s in (1, 1, 2)
-    )
-    assert one == again != other
-    # Uniform over the ratings: the mean rank of the test part is 99.5 with a deviation of
-    # sqrt((200 + 1) (200 - 40) / (12 * 40)) = 8.2 (mean of 40 of 0..199 without replacement).
-    ranks = [triples(ratings).index(t) for t in one]
-    assert abs(np.mean(ranks) - 99.5) < 4 * 8.2
 
 
 @pytest.mark.parametrize(("fraction", "k", "expected"), [(0.01, 10, 1), (0.99, 10, 9), (0.5, 2, 1)])

@@ -6,7 +6,6 @@ See docs/methods/fedgia-notes.md, P8, P10 and P16.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -112,19 +111,6 @@ def test_bad_data(data: Any, targets: Any, named: str) -> None:
         LeastSquares(data, targets)
 
 
-@pytest.mark.parametrize(
-    ("targets", "settings", "named"),
-    [
-        ([-1, 1, 2], {}, "-1, 2"),
-        ([0, 1, 1], {"mu": -1}, "mu"),
-        ([0, 1, 1], {"reg_scaling": "half"}, "reg_scaling"),
-    ],
-)
-def test_bad_logistic_settings(targets: Any, settings: Any, named: str) -> None:
-    with refused(ValueError, named):
-        Logistic(np.ones((3, 2)), targets, **settings)
-
-
 # --- Any loss -----------------------------------------------------------------------------------
 
 
@@ -176,18 +162,6 @@ def test_two_curvatures_of_opposite_sign_and_like_size_are_told_apart() -> None:
         for seed in range(5):
             found = largest_curvature(spectrum([*values, *rest]), seed)
             assert 1.03 - 1e-6 <= found <= 1.03 * 1.001
-
-
-def test_of_many_samples_some_batches_are_looked_at_that_are_spread_over_them() -> None:
-    """The samples' curvatures are 0, 1, ..., 99; batches of 5, of which every fifth is taken."""
-    x = torch.arange(100, dtype=torch.float64).sqrt()[:, None]
-    problem = replace(
-        torch_problem(tall, Linear(1), lambda outputs, _: 0.5 * (outputs**2).mean()),
-        loader=DataLoader(TensorDataset(x, x[:, 0]), 5),
-    )
-    assert largest_curvature(problem, 0) == pytest.approx(np.arange(100).mean())
-    taken = np.arange(100).reshape(20, 5)[::5]
-    assert largest_curvature(problem, 0, samples=20) == pytest.approx(taken.mean())
 
 
 @pytest.mark.parametrize("wrong", ["linear", "infinite"])

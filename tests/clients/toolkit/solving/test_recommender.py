@@ -44,14 +44,6 @@ def test_a_new_user_gets_what_a_client_predicts(feedback: str, tmp_path: Path) -
         np.testing.assert_array_equal(best, client.recommend(user, 3))
 
 
-def test_an_item_without_ratings_and_a_user_without_any() -> None:
-    items = np.array([[1.0, -1.0, 0.0], [0.5, 0.2, 0.0]])
-    model = FactorRecommender(items, lam=1.0, mean=3.0)
-    np.testing.assert_allclose(model.scores([]), [3.5, 3.2, 3.0])
-    assert model.recommend([], n=3).tolist() == [0, 1, 2]
-    assert model.scores([0], [5.0])[2] > 3.0  # the user's bias, and nothing else
-
-
 def test_weights_of_items(tmp_path: Path) -> None:
     weights = np.array([[0, 0.9, 0.1], [0.9, 0, 0.1], [0.1, 0.2, 0]])
     ItemRecommender(weights).save(tmp_path / "model")
