@@ -17,9 +17,6 @@ from ..toolkit.round.completion import (
     LEAST_LIPSCHITZ,
     CompletionClient,
     Residual,
-    descend_items,
-    descend_users,
-    half_square,
 )
 from ..toolkit.solving.steps import Scalars
 
@@ -46,12 +43,9 @@ class GradientStepsClient(CompletionClient[Asked]):
         factors = self.checked(asked.factors)
         users, items = self.users_at(factors, asked, config), np.ascontiguousarray(factors.T)
         residual = Residual(self.train_ratings, factors.dtype)
-        lam, length = self.lam, 1 / largest_eigenvalue(items)
-
-        def step(users: NDArray[Any], gradient: NDArray[Any]) -> NDArray[Any]:
-            return np.asarray(users - length * (gradient + lam * users))
-
-        users = descend_users(residual, users, items, asked.user_steps, step)
+        length = 1 / largest_eigenvalue(items)
+        for _ in range(asked.user_steps):
+            users = users - length * (residual.user_gradient(users, items) + self.lam * users)
         self.keep(config, {"U": users})
         return residual, users, items
 
@@ -83,17 +77,13 @@ class FedMAvgClient(GradientStepsClient[FedMAvgInstruction]):
         received V, for each training rating.
         """
         residual, users, items = self.user_step(asked, config)
-        errors = residual.at(users, items)
-        metrics = {"loss": half_square(errors.data) / self.train_size()}
+        metrics = {"loss": residual.loss(users, items) / self.train_size()}
         if asked.upload is not None:
             return {}, metrics
         length = 1 / (_SHORTER * largest_eigenvalue(users))
-
-        def step(items: NDArray[Any], gradient: NDArray[Any]) -> NDArray[Any]:
-            moved: NDArray[Any] = asked.data_weight * gradient + asked.gamma * items
-            return items - length * moved
-
-        items, _ = descend_items(residual, users, items, asked.item_steps, step)
+        for _ in range(asked.item_steps):
+            gradient = asked.data_weight * residual.item_gradient(users, items)
+            items = items - length * (gradient + asked.gamma * items)
         return dict.fromkeys(asked.factors, np.ascontiguousarray(items.T)), metrics
 
 

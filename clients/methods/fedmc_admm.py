@@ -21,9 +21,6 @@ from ..toolkit.round.completion import (
     LEAST_LIPSCHITZ,
     CompletionClient,
     Residual,
-    descend_items,
-    descend_users,
-    half_square,
 )
 from ..toolkit.solving.factors import FactorSolver
 from ..toolkit.solving.steps import Reply, Scalars
@@ -56,11 +53,10 @@ def user_steps(
         U_i^{k+1}.
     """
     lipschitz = _lipschitz(items)
-
-    def step(users: NDArray[Any], gradient: NDArray[Any]) -> NDArray[Any]:
-        return regularizer.prox(users - gradient / lipschitz, 1 / lipschitz)  # (66), (71)
-
-    return descend_users(residual, users, items, steps, step)
+    for _ in range(steps):
+        moved = users - residual.user_gradient(users, items) / lipschitz
+        users = regularizer.prox(moved, 1 / lipschitz)  # (66), (71)
+    return users
 
 
 def item_steps(
@@ -70,7 +66,7 @@ def item_steps(
     anchor: NDArray[Any],
     weight: float,
     steps: int,
-) -> tuple[NDArray[Any], NDArray[Any]]:
+) -> NDArray[Any]:
     """Return W_i after N proximal gradient steps (15), from W_i^k at U_i^{k+1}.
 
     Parameters
@@ -87,22 +83,14 @@ def item_steps(
 
     Returns
     -------
-    items : ndarray of shape (n, r)
+    ndarray of shape (n, r)
         W_i^{k+1}, transposed.
-    errors : ndarray of shape (k,)
-        E at U_i^{k+1} before the last step.
     """
-    lipschitz = _lipschitz(users)
-    pull = weight * anchor
-
-    def step(items: NDArray[Any], gradient: NDArray[Any]) -> NDArray[Any]:
-        items = lipschitz * items  # (67) times p, with beta V - Y in one: beta times the anchor
-        items += pull
-        items -= gradient
-        items /= lipschitz + weight
-        return items
-
-    return descend_items(residual, users, items, steps, step)
+    lipschitz, pull = _lipschitz(users), weight * anchor
+    for _ in range(steps):  # (67) times p, with beta V - Y in one: beta times the anchor
+        moved = lipschitz * items + pull - residual.item_gradient(users, items)
+        items = moved / (lipschitz + weight)
+    return items
 
 
 def _lipschitz(factors: NDArray[Any]) -> float:
@@ -163,7 +151,7 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
 
         Uploads W_i^{k+1}, of shape (r, n); with ``duals="client"`` Z_i^{k+1} - Z_i^k, where
         Z_i = W_i + Y_i/beta, or W_i^{k+1} - V^k where V is of the participants' W_i. Metrics:
-        ``loss``, f_i for each training rating before the last step on W_i.
+        ``loss``, f_i for each training rating at the new factors.
         """
         if asked.rated_only:
             return self._train_on_rated(asked, config)
@@ -214,13 +202,13 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         residual, before = Residual(ratings, anchor.dtype), np.ascontiguousarray(items.T)
         users = user_steps(residual, users, before, self.regularizer, asked.inner_steps)
         weight, target = asked.num_clients * asked.beta, np.ascontiguousarray(anchor.T)
-        found, errors = item_steps(residual, users, before, target, weight, asked.inner_steps)
+        found = item_steps(residual, users, before, target, weight, asked.inner_steps)
         if not np.isfinite(found).all():
             raise ValueError(
                 f"The steps diverged: W_i is not finite at beta={asked.beta}. Try a larger beta or "
                 "a smaller init_scale."
             )
-        loss = half_square(errors) / self.train_size()
+        loss = residual.loss(users, found) / self.train_size()
         return {"U": users}, np.ascontiguousarray(found.T), loss
 
     def _train_on_rated(self, asked: FedMCInstruction, config: Scalars) -> tuple[Arrays, Scalars]:

@@ -12,7 +12,7 @@ from fl_admm_strategies.algorithms.fedmgs import CURVATURE
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.messages import FedMCFactors, FedMGSInstruction
 
-from ..toolkit.round.completion import Residual, half_square
+from ..toolkit.round.completion import Residual
 from ..toolkit.solving.steps import Reply, Scalars
 from .fedmavg import GradientStepsClient, largest_eigenvalue
 
@@ -58,7 +58,6 @@ class FedMGSClient(GradientStepsClient[FedMGSInstruction]):
         self, residual: Residual, users: NDArray[Any], items: NDArray[Any]
     ) -> tuple[NDArray[Any], Scalars]:
         """Return the gradient of f_i in V, shape (r, n), and what goes with it."""
-        errors = residual.at(users, items)
-        loss = half_square(errors.data) / self.train_size()
-        gradient = np.ascontiguousarray((errors.T @ users).T)
+        loss = residual.loss(users, items) / self.train_size()
+        gradient = np.ascontiguousarray(residual.item_gradient(users, items).T)
         return gradient, {"loss": loss, CURVATURE: largest_eigenvalue(users)}

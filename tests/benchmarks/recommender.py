@@ -54,7 +54,7 @@ from clients import (
     leave_one_out,
     rank,
 )
-from clients.toolkit.solving.factors import FactorSolver, predicted
+from clients.toolkit.solving.factors import FactorModel, FactorSolver
 from fl_admm_strategies import (
     FedALS,
     FedEASE,
@@ -244,7 +244,8 @@ def federated(
                 found.append(users @ items.T)
                 continue
             found.append(users[:, :-1] @ items[:, :-1].T + items[:, -1])
-            products = predicted(users, items, test.users, test.items, solver.mean)
+            model = FactorModel(users, items, solver.mean)
+            products = model.of_pairs(test.users, test.items)
         errors.append(products - test.values)
     rmse = float(np.sqrt(np.mean(np.concatenate(errors) ** 2))) if errors else None
     return data.row(np.vstack(found), rmse, **more)

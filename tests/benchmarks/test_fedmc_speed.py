@@ -77,7 +77,7 @@ def test_steps(benchmark: Any, rank: int) -> None:
         items = np.ascontiguousarray(V.T)
         residual = Residual(ratings, V.dtype)
         users = user_steps(residual, U, items, SquaredL2(LAM), STEPS)
-        new, _ = item_steps(residual, users, items, items, P * BETA, STEPS)
+        new = item_steps(residual, users, items, items, P * BETA, STEPS)
         return users, new.T
 
     for own, plain in zip(

@@ -9,10 +9,8 @@ number for every user and item: a residual is as long as the list of ratings.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, ClassVar, Never, TypeVar
 
 import numpy as np
@@ -28,14 +26,11 @@ from fl_admm_strategies.runtime.messages.schema import Instruction
 
 from ..data.ranking import rank, top_items
 from ..data.ratings import Ratings
-from ..solving.factors import FactorSolver, predicted
+from ..solving.factors import FactorModel, FactorSolver
 from ..solving.steps import Scalars
 from .base import MethodClient
 
 Asked = TypeVar("Asked", bound=Instruction)
-Step = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
-"""From factors and the gradient of f_i in them to the next factors."""
-
 LEAST_LIPSCHITZ = 1e-12
 """In place of a Lipschitz constant of 0, which factors of 0 have, and by which nothing divides."""
 _EVALUATED = "evaluated"
@@ -58,73 +53,25 @@ class Residual:
         self._values = ratings.values.astype(dtype)
         self._matrix = ratings.to_csr()
 
-    def of_users(self, users: NDArray[Any]) -> NDArray[Any]:
-        """Return the factors of each rating's user, shape (r, k), out of (m_i, r)."""
-        return users.T.take(self._users, axis=1)
-
-    def of_items(self, items: NDArray[Any]) -> NDArray[Any]:
-        """Return the factors of each rating's item, shape (r, k), out of (n, r)."""
-        return items.T.take(self._items, axis=1)
-
-    def matrix(self, of_users: NDArray[Any], of_items: NDArray[Any]) -> Any:
-        """Return E as a sparse matrix; it is overwritten by the next call."""
-        predicted = np.einsum("rk,rk->k", of_users, of_items)
+    def at(self, users: NDArray[Any], items: NDArray[Any]) -> Any:
+        """Return E at factors (m_i, r) and (n, r), sparse; it is overwritten by the next call."""
+        of_users = users.T.take(self._users, axis=1)
+        predicted = np.einsum("rk,rk->k", of_users, items.T.take(self._items, axis=1))
         predicted -= self._values
         self._matrix.data = predicted
         return self._matrix
 
-    def at(self, users: NDArray[Any], items: NDArray[Any]) -> Any:
-        """Return E at factors (m_i, r) and (n, r); it is overwritten by the next call."""
-        return self.matrix(self.of_users(users), self.of_items(items))
+    def loss(self, users: NDArray[Any], items: NDArray[Any]) -> float:
+        """Return f_i, half the sum of the squares."""
+        return half_square(self.at(users, items).data)
 
+    def user_gradient(self, users: NDArray[Any], items: NDArray[Any]) -> NDArray[Any]:
+        """Return E V^T, the gradient of f_i in U_i, shape (m_i, r)."""
+        return np.asarray(self.at(users, items) @ items)
 
-def descend_users(
-    residual: Residual, users: NDArray[Any], items: NDArray[Any], steps: int, step: Step
-) -> NDArray[Any]:
-    """Return U_i after some steps along E V^T, the gradient of f_i at the items' factors.
-
-    Parameters
-    ----------
-    residual : Residual
-    users : ndarray of shape (m_i, r)
-    items : ndarray of shape (n, r)
-    steps : int
-    step : callable
-        A step.
-    """
-    of_items = residual.of_items(items)
-    for _ in range(steps):
-        users = step(users, residual.matrix(residual.of_users(users), of_items) @ items)
-    return users
-
-
-def descend_items(
-    residual: Residual, users: NDArray[Any], items: NDArray[Any], steps: int, step: Step
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the items' factors after some steps along (U_i^T E)^T, the gradient of f_i there.
-
-    Parameters
-    ----------
-    residual : Residual
-    users : ndarray of shape (m_i, r)
-    items : ndarray of shape (n, r)
-    steps : int
-        1 or more.
-    step : callable
-        A step.
-
-    Returns
-    -------
-    items : ndarray of shape (n, r)
-    errors : ndarray of shape (k,)
-        E before the last step.
-    """
-    of_users = residual.of_users(users)
-    for _ in range(steps):
-        errors = residual.matrix(of_users, residual.of_items(items))
-        last = errors.data
-        items = step(items, errors.T @ users)
-    return items, last
+    def item_gradient(self, users: NDArray[Any], items: NDArray[Any]) -> NDArray[Any]:
+        """Return (U_i^T E)^T, the gradient of f_i in the items' factors, shape (n, r)."""
+        return np.asarray(self.at(users, items).T @ users)
 
 
 def half_square(errors: NDArray[Any]) -> float:
@@ -154,8 +101,6 @@ class RatingsClient(MethodClient[Asked]):
         check_positive("std", std)
         if not np.isfinite(mean):
             raise ValueError(f"mean is {mean}, expected a finite number.")
-        if math.isnan(relevant):
-            raise ValueError(f"relevant is {relevant}, expected the least rating that counts.")
         if test is not None:
             shapes = [(part.num_users, part.num_items) for part in (train, test)]
             if shapes[0] != shapes[1]:
@@ -311,18 +256,18 @@ class CompletionClient(RatingsClient[Asked]):
         """
         asked = FedMCFactors.decode(parameters, config)
         items = self.checked(asked.factors)
-        factors, fit = self.evaluated(asked, items, config)
-        users = factors["user-factors"]
-        kept = {**factors}
+        kept, loss = self.evaluated(asked, items, config)
+        users = kept["user-factors"]
         if not asked.rated_only:  # V would be kept by every client
             kept["item-factors"] = items
         self.context.state[_EVALUATED] = to_array_record(kept)
-        factors["item-factors"] = items
-        loss = fit + self.regularizer.value(users)
-        squared, count = 0.0, 0
-        if self.test_ratings is not None and asked.feedback != "implicit":
-            squared = 2 * half_square(_errors(self.test_ratings, factors))
-            count = len(self.test_ratings)
+        model = model_of(kept, items)
+        squared, count, test = 0.0, 0, self.test_ratings
+        if test is not None and asked.feedback != "implicit":
+            squared, count = (
+                2 * half_square(model.of_pairs(test.users, test.items) - test.values),
+                len(test),
+            )
         metrics: Scalars = {
             "test-ratings": count,
             "squared-error": squared * self.std**2,
@@ -333,8 +278,8 @@ class CompletionClient(RatingsClient[Asked]):
             metrics["rmse"] = self.std * float(np.sqrt(squared / count))
         if self.std != 1:
             metrics["scaled-squared-error"] = squared
-        metrics |= self.ranking_metrics(partial(_scores, factors))
-        return loss, self.train_size(), metrics
+        metrics |= self.ranking_metrics(model.of_all)
+        return loss + self.regularizer.value(users), self.train_size(), metrics
 
     def evaluated(
         self, asked: FedMCFactors, items: NDArray[Any], config: Scalars
@@ -345,8 +290,9 @@ class CompletionClient(RatingsClient[Asked]):
             users = solver.users(items.T, self.lam)
             kept = solver.kept(users)
             return {"user-factors": kept.pop("U"), **kept}, solver.loss(users, items.T)
-        factors = {"user-factors": self.users_at(items, asked, config)}
-        return factors, half_square(_errors(self.train_ratings, factors | {"item-factors": items}))
+        users = self.users_at(items, asked, config)
+        residual = Residual(self.train_ratings, items.dtype)
+        return {"user-factors": users}, residual.loss(users, items.T)
 
     # ------------------------------------------------------------------------------------------
     # Recommending, on the client
@@ -412,7 +358,7 @@ class CompletionClient(RatingsClient[Asked]):
                 "strategy's: "
                 "item_factors=strategy.global_arrays['item-factors'].numpy()."
             )
-        products = _products(factors | {"item-factors": known}, users, items)
+        products = model_of(factors, known).of_pairs(users, items)
         return np.asarray(self.mean + self.std * products)
 
     def recommend(
@@ -446,24 +392,7 @@ class CompletionClient(RatingsClient[Asked]):
         return top_items(scores, seen if exclude_seen else [], n)
 
 
-def _errors(ratings: Ratings, factors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return prediction - target of every rating, shape (k,)."""
-    products = _products(factors, ratings.users, ratings.items)
-    return np.asarray(products - ratings.values.astype(products.dtype))
-
-
-def _products(
-    factors: Mapping[str, NDArray[Any]], of_users: NDArray[Any], of_items: NDArray[Any]
-) -> NDArray[Any]:
-    """Return predictions of pairs (t, j), shape (k,): (U V)_{tj}, or with a mean and biases."""
-    users, items = factors["user-factors"], factors["item-factors"]
-    if "mean" in factors:
-        return predicted(users, items.T, of_users, of_items, float(factors["mean"][0]))
-    return np.asarray(np.einsum("rk,rk->k", users.T[:, of_users], items[:, of_items]))
-
-
-def _scores(factors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return scores of all users and items, shape (m, n), that rank as predictions do."""
-    users, items = factors["user-factors"], factors["item-factors"]
-    of_factors = users @ items if "mean" not in factors else users[:, :-1] @ items[:-1] + items[-1]
-    return np.asarray(of_factors)
+def model_of(kept: Mapping[str, NDArray[Any]], items: NDArray[Any]) -> FactorModel:
+    """Return the predictions of the users' factors that a client keeps, at V of shape (r, n)."""
+    mean = float(kept["mean"][0]) if "mean" in kept else None
+    return FactorModel(kept["user-factors"], items.T, mean)

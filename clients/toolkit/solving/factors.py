@@ -15,6 +15,7 @@ items count, those without an interaction as a 0 of weight 1, the others as a 1 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +26,40 @@ from fl_admm_strategies.maths.normal import packed, packed_outer, solve_rows
 from ..data.ratings import Ratings
 
 
+@dataclass(frozen=True)
+class FactorModel:
+    """Predictions u_t v_j, or mean + b_t + c_j + u_t v_j.
+
+    Attributes
+    ----------
+    users : ndarray of shape (m, k)
+    items : ndarray of shape (n, k)
+    mean : float or None
+        None where there are no biases.
+    """
+
+    users: NDArray[Any]
+    items: NDArray[Any]
+    mean: float | None = None
+
+    def of_pairs(self, users: NDArray[Any], items: NDArray[Any]) -> NDArray[Any]:
+        """Return the predictions of pairs (t, j), shape (k,)."""
+        u, v = self.users[users], self.items[items]
+        if self.mean is None:
+            return np.asarray(np.einsum("kr,kr->k", u, v))
+        products = np.einsum("kr,kr->k", u[:, :-1], v[:, :-1])
+        return np.asarray(products + u[:, -1] + v[:, -1] + self.mean)
+
+    def of_all(self) -> NDArray[Any]:
+        """Return the predictions of all users and items, shape (m, n)."""
+        if self.mean is None:
+            return np.asarray(self.users @ self.items.T)
+        products = self.users[:, :-1] @ self.items[:, :-1].T
+        return np.asarray(products + self.users[:, -1:] + self.items[:, -1] + self.mean)
+
+
 class Equations(NamedTuple):
-    """A x = b of every row: what its own ratings bring, and what is in all of them alike.
+    """A x = b of every row: what its own ratings bring, and what is in all of them.
 
     Attributes
     ----------
@@ -135,10 +168,12 @@ class FactorSolver:
         side = self._by_user
         of_users = np.repeat(np.arange(len(users)), np.diff(side.weights.indptr))
         weights, of_items = side.weights.data, side.weights.indices
+        scores = FactorModel(users, items, 0.0 if self.explicit else None).of_pairs(
+            of_users, of_items
+        )
         if self.explicit:
-            errors = predicted(users, items, of_users, of_items, 0.0) - side.targets.data
+            errors = scores - side.targets.data
             return 0.5 * float(errors @ errors)
-        scores = np.einsum("kr,kr->k", users[of_users], items[of_items])
         everywhere = float(np.sum((users.T @ users) * (items.T @ items)))
         listed = float(weights @ scores**2 - 2 * (side.targets.data @ scores))
         return 0.5 * (everywhere + listed + float(side.targets.data.sum()))
@@ -147,25 +182,9 @@ class FactorSolver:
         if not self.explicit:
             matrices = side.weights @ packed_outer(factors)
             return Equations(matrices, side.targets @ factors, packed(factors.T @ factors))
-        bias, with_one = factors[:, -1:], with_constant(factors)
+        # (v, 1) in place of (v, c) is what the other side's factors and bias multiply.
+        bias, with_one = factors[:, -1:], factors.copy()
+        with_one[:, -1] = 1
         vectors = side.targets @ with_one - side.weights @ (bias * with_one)
         matrices = side.weights @ packed_outer(with_one)
         return Equations(matrices, vectors, np.zeros(matrices.shape[1], matrices.dtype))
-
-
-def with_constant(factors: NDArray[Any]) -> NDArray[Any]:
-    """Return rows (v, 1) for rows (v, c): what the other side's factors and bias multiply."""
-    ones = np.ones((len(factors), 1), factors.dtype)
-    return np.hstack([factors[:, :-1], ones])
-
-
-def predicted(
-    users: NDArray[Any],
-    items: NDArray[Any],
-    of_users: NDArray[Any],
-    of_items: NDArray[Any],
-    mean: float,
-) -> NDArray[Any]:
-    """Return mean + b_t + c_j + u_t v_j of pairs (t, j), of factors with biases."""
-    products = np.einsum("kr,kr->k", users[of_users, :-1], items[of_items, :-1])
-    return np.asarray(products + users[of_users, -1] + items[of_items, -1] + mean)

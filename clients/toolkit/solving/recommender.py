@@ -20,7 +20,7 @@ from fl_admm_strategies.runtime.saving.files import read_arrays, write_arrays
 
 from ..data.ranking import top_items
 from ..data.ratings import Ratings
-from .factors import FactorSolver, predicted
+from .factors import FactorModel, FactorSolver
 
 
 class Recommender(ABC):
@@ -165,19 +165,15 @@ class FactorRecommender(Recommender):
 
         Without a rating they are `mean` and the items' biases, or with implicit feedback 0.
         """
-        every, items = np.arange(self.num_items), np.asarray(items, dtype=np.int64)
-        if len(items) == 0:
-            users = np.zeros((1, self._items.shape[1]))
-        else:
+        items = np.asarray(items, dtype=np.int64)
+        mean = self.mean if self.feedback == "explicit" else None
+        users = np.zeros((1, self._items.shape[1]))
+        if len(items):
             given = np.ones(len(items)) if values is None else np.asarray(values, dtype=np.float64)
             ratings = Ratings(np.zeros_like(items), items, given, 1, self.num_items)
-            mean = self.mean if self.feedback == "explicit" else None
-            users = FactorSolver(ratings, self.feedback, self.confidence, mean=mean).users(
-                self._items, self.lam
-            )
-        if self.feedback == "explicit":
-            return predicted(users, self._items, np.zeros_like(every), every, self.mean)
-        return np.asarray(self._items @ users[0])
+            solver = FactorSolver(ratings, self.feedback, self.confidence, mean=mean)
+            users = solver.users(self._items, self.lam)
+        return np.asarray(FactorModel(users, self._items, mean).of_all()[0])
 
     def directions(self) -> NDArray[Any]:
         """Return the items' factors, without their biases."""

@@ -48,7 +48,7 @@ class Problem:
 
     def items(self, U: NDArray[Any], steps: int) -> NDArray[Any]:
         anchor = (self.V - self.Y / BETA).T.copy()
-        items, _ = item_steps(self.residual, U, self.W.T.copy(), anchor, P * BETA, steps)
+        items = item_steps(self.residual, U, self.W.T.copy(), anchor, P * BETA, steps)
         return items.T
 
     def lagrangian(self, U: NDArray[Any], W: NDArray[Any], regularizer: Regularizer) -> float:
@@ -116,7 +116,7 @@ def test_factors_that_vanished_stay_at_zero() -> None:
     nothing = np.zeros((NUM_ITEMS, RANK))
     U = user_steps(problem.residual, problem.U, nothing, L1Norm(1.0), 3)
     np.testing.assert_array_equal(U, 0)
-    W, _ = item_steps(problem.residual, U, nothing, nothing, P * BETA, 3)
+    W = item_steps(problem.residual, U, nothing, nothing, P * BETA, 3)
     np.testing.assert_array_equal(W, 0)
 
 

@@ -39,9 +39,8 @@ def make(kind: str, **settings: Any) -> Any:
         ({"mean": float("nan")}, ValueError, ("mean",)),
         ({"rank_at": 0}, ValueError, ("rank_at",)),
         ({"rank_at": 8}, ValueError, ("rank_at", "7")),
-        ({"relevant": float("nan")}, ValueError, ("relevant",)),
     ],
-    ids=["test", "std", "mean", "rank_at", "rank_at-items", "relevant"],
+    ids=["test", "std", "mean", "rank_at", "rank_at-items"],
 )
 def test_what_cannot_be_is_refused_at_once(
     kind: str, settings: dict[str, Any], error: type[Exception], named: tuple[str, ...]
