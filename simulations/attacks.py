@@ -13,11 +13,8 @@ as well.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -25,11 +22,9 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
-from clients import MethodClient
 from clients.toolkit.round.app import ClientFn
-from clients.toolkit.round.memory import Memory
 from clients.toolkit.solving.steps import Scalars
-from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
+from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import Positive, WholeNumber, check_fields
 from fl_admm_strategies.runtime.messages import records as wire
 from fl_admm_strategies.runtime.messages.seal import SEAL
@@ -37,8 +32,6 @@ from fl_admm_strategies.runtime.messages.seal import SEAL
 LABELS: Final = "random-labels"
 Kind = Literal["same-value", "sign-flip", "gaussian", "one-huge", "random-labels"]
 
-_TRUE, _FALSE = "true/", "false/"
-"""Before the names of what an honest client's uploads come to, and of what the server holds."""
 SIGMAS = {"same-value": 100.0, "sign-flip": 10.0, "gaussian": 100.0}
 HUGE = 1e9
 
@@ -136,7 +129,7 @@ class AttackingClient(NumPyClient):
     """Another client whose uploads are replaced by an attack.
 
     It trains honestly on the data that it was given and keeps what it should; only its uploads are
-    others: those that mean the attack's model in place of its own (`Instruction.model_of`).
+    others, a model or the change of a client's variables alike.
     Handshakes are honest. Where the labels are poisoned, so is the upload.
     It evaluates with 0 examples, so that all metrics are those of the other clients.
 
@@ -146,19 +139,11 @@ class AttackingClient(NumPyClient):
         What it would be if it were honest.
     attack : Attack
     client_id : int
-    state_dir : str or path, optional
-        Where the client keeps its memory, if that is to outlive the run.
-
-    Notes
-    -----
-    With the duals on the clients a method's uploads are changes, which the server adds up. So the
-    client keeps what the server holds of it, and what that would be if it were honest.
     """
 
     client: NumPyClient
     attack: Attack
     client_id: int
-    state_dir: str | os.PathLike[str] | None = None
 
     def fit(
         self, parameters: list[NDArray[Any]], config: Scalars
@@ -169,26 +154,9 @@ class AttackingClient(NumPyClient):
             return uploaded, num_examples, metrics
         upload = dict(zip(_upload_names(config, len(uploaded)), uploaded, strict=True))
         server_round = int(config.get("server-round", 0))
-        attack = partial(self.attack.replace, client=self.client_id, server_round=server_round)
-        if isinstance(self.client, MethodClient) and "run" in config:
-            asked: Any = self.client.instruction.decode(parameters, config)
-            folder = None if self.state_dir is None else Path(self.state_dir) / "attacks"
-            memory = Memory(self.client.context, folder, name="attack")
-            true = false = asked.first_held()
-            if true is None:
-                kept = memory.require(config)
-                true, false = under(_TRUE, kept), under(_FALSE, kept)
-            honest = asked.model_of(upload, metrics, true)
-            model = attack(honest)
-            forged = asked.upload_of(model, upload, metrics, false)
-            if true:
-                true, false = asked.next_held(honest, true), asked.next_held(model, false)
-                memory.keep(config, prefixed(_TRUE, true) | prefixed(_FALSE, false))
-        else:  # a client of Flower's FedAvg
-            forged = attack(upload)
-        cast = [forged[name].astype(array.dtype, copy=False) for name, array in upload.items()]
         metrics.pop(SEAL, None)  # it would seal what it sends
-        return cast, num_examples, metrics
+        forged = self.attack.replace(upload, self.client_id, server_round)
+        return list(forged.values()), num_examples, metrics
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Scalars

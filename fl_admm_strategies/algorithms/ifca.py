@@ -12,15 +12,14 @@ docs/methods/ifca.md. The client is `clients.IFCAClient`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common import log
-from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern, matching, prefixed, under
 from ..maths.checks import Count, Positive
@@ -87,26 +86,6 @@ class IFCAInstruction(IFCAEvaluation):
     lr: float
     local_epochs: int
     averaging: str
-
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
-        """Return theta_j and its change, or the gradient there."""
-        return {name: array + base for name, array, base in self._beside_taken(upload, metrics)}
-
-    def upload_of(
-        self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any], held: Arrays
-    ) -> Arrays:
-        """Return the change from theta_j to a model, or the gradient."""
-        return {name: array - base for name, array, base in self._beside_taken(model, metrics)}
-
-    def _beside_taken(
-        self, arrays: Arrays, metrics: Mapping[str, Any]
-    ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-        """Yield arrays with those of the model taken, or 0 for what is no change from it."""
-        taken = next(k for k in range(self.num_clusters) if metrics[f"{TOOK}{k}"])
-        base = self.models()[taken]
-        for name, array in arrays.items():
-            change = array.dtype.kind == "f" and self.averaging == "model"
-            yield name, array, base[name] if change else np.zeros_like(array)
 
 
 class IFCA(ClusteredStrategy):

@@ -37,10 +37,6 @@ class SCAFFOLDInstruction(Instruction):
     local_epochs: int
     fresh: bool
 
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
-        """Return y_i."""
-        return {name: upload[name] for name in self.model}
-
 
 class SCAFFOLD(SummedStrategy):
     """Federated learning with control variates against client drift (SCAFFOLD).

@@ -109,7 +109,7 @@ class Federation:
         client: NumPyClient = self.client.build(**{k: v for k, v in given.items() if k in known})
         client_id = int(context.node_config["partition-id"])
         if self.problem.attack is not None and client_id in self.problem.malicious:
-            return AttackingClient(client, self.problem.attack, client_id, state_dir)
+            return AttackingClient(client, self.problem.attack, client_id)
         return client
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,30 +11,22 @@ from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from numpy.testing import assert_allclose, assert_array_equal
-from torch import nn
-from torch.utils.data import DataLoader
 
-from clients import FedADMMClient, FLAMEClient, client_app
-from fl_admm_strategies import FLAME, FedADMM, InProcessGrid
-from fl_admm_strategies.runtime.messages.packing import unpack_instructions, unpack_replies
+from clients import client_app
+from fl_admm_strategies import InProcessGrid
 from simulations.attacks import (
     Attack,
     AttackingClient,
     attacked_client_fn,
 )
-from tests.support.cases import CHEAP, Case, each_case, plain
+from tests.support.cases import CHEAP
 from tests.support.federation import (
     Adding,
     Mean,
     assert_same_runs,
     client_fn_of,
-    dataset,
     differs,
-    initial_arrays,
-    make_client,
-    make_model,
 )
-from tests.support.pace import fast
 
 # BASELINES: numpy's default_rng(7), sigma^2 = 0.1.
 GOLDEN = {
@@ -158,79 +149,6 @@ def test_a_node_that_does_not_say_who_it_is_is_told() -> None:
     context = Context(0, 1, {}, RecordDict(), {})
     with pytest.raises(ValueError, match="partition-id"):
         attacked_client_fn(client_fn_of(Adding), SIGNS)(context)
-
-
-# --- What of an upload is attacked ----------------------------------------------------------------
-
-
-@each_case
-def test_the_model_that_an_upload_means_can_be_replaced(case: Case) -> None:
-    client: Any = make_client(case.client_class, Context(1, 2, {}, RecordDict(), {}))
-    _, grid = plain(case)
-    later: dict[int, Any] = {}  # what is held of a client's uploads
-    answers = [(r, reply) for r in (1, 2) for reply in grid.replies("train", r)]
-    for server_round, reply in answers:
-        sent = {m.metadata.message_id: m for m in grid.phase("train", server_round)}
-        (asked_of,) = unpack_instructions(sent[reply.metadata.reply_to_message_id].content)
-        ((_, got),) = unpack_replies(reply.content)
-        asked, upload = client.instruction.read(asked_of[1]), got.arrays or {}
-        node, held = reply.metadata.src_node_id, asked.first_held()
-        held = later[node] if held is None else held
-        model = asked.model_of(upload, got.metrics, held)
-        later[node] = asked.next_held(model, held) if held else {}
-        other = {name: array + 1 for name, array in model.items()}
-        forged = asked.upload_of(other, upload, got.metrics, held)
-        assert list(forged) == list(upload)
-        body = case.name == "FPFC-head" and [name for name in upload if "body" in name]
-        duals = [name for name in upload if name.startswith(("dual/", "gradient/", "control/"))]
-        assert [name for name in upload if name not in other] == (body or duals)
-        found = asked.model_of(forged, got.metrics, held)
-        assert found.keys() == other.keys()
-        for name, array in other.items():
-            assert_allclose(found[name], array, rtol=1e-5, atol=1e-5)
-
-
-def final(strategy: Any, client_class: Any, attack: Attack, rounds: int = 3) -> Any:
-    """Return a strategy after a run of six clients, each with one batch, some of them malicious."""
-
-    def client_fn(context: Context) -> Any:
-        data = dataset(int(context.node_config["partition-id"]))
-        loader = DataLoader(data, batch_size=len(data))
-        made = client_class(context, make_model(), loader, nn.CrossEntropyLoss(), full_batch=True)
-        return made.to_client()
-
-    app = client_app(attacked_client_fn(client_fn, attack))
-    strategy.start(InProcessGrid(app, 6), initial_arrays(), rounds)
-    return strategy
-
-
-FORMS = [
-    (FedADMM, FedADMMClient),
-    (partial(FedADMM, published=True), FedADMMClient),
-    (FLAME, FLAMEClient),
-    (partial(FLAME, averaging="all"), FLAMEClient),
-    (partial(FLAME, published=True), FLAMEClient),
-    (partial(FLAME, published=True, rho=0.4), FLAMEClient),
-]
-
-
-@pytest.mark.parametrize("kind", fast(["gaussian"], ["same-value", "gaussian"]))
-@pytest.mark.parametrize(("make", "client_class"), fast([FORMS[0], FORMS[4]], FORMS))
-def test_where_the_duals_live_changes_nothing_of_an_attack(
-    make: Any, client_class: Any, kind: Any
-) -> None:
-    # These two draw the model whatever the honest one is. What travels with the duals on the
-    # clients is a change, and their sum on the server must be the last model that was drawn.
-    there, here = (
-        final(
-            make(local_epochs=1, seed=1, fraction_evaluate=0, duals=duals),
-            client_class,
-            Attack(kind, 0.34, 1.0, seed=1),
-        ).global_model()
-        for duals in ("strategy", "client")
-    )
-    for name, array in there.items():
-        assert_allclose(here[name], array, rtol=1e-4, atol=1e-5)
 
 
 def test_a_handshake_is_honest() -> None:

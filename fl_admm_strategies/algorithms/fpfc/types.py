@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ...maths.blocks import Arrays
 from ...runtime.messages.schema import Instruction
@@ -57,11 +55,6 @@ class FPFCInstruction(Instruction):
     in_full: bool | None = None
     monitor: str | None = None
     others_fixed: bool | None = None
-
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
-        """Return omega_i: the clustered block, as the paper attacks it (section 6.4.1)."""
-        names = upload if self.candidates is not None else self.clustered
-        return {name: upload[name] for name in names}
 
 
 @dataclass(frozen=True)

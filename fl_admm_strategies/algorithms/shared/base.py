@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...maths.blocks import Arrays, Block, Pattern, average, compile_pattern, spec_of
 from ...maths.clienttable import ClientRow, ClientTable
 from ...maths.clustering import cluster_models
-from ...maths.consensus import Consensus, iterate_of, message_of
+from ...maths.consensus import Consensus
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import ClientInstruction, Reply
 from ...runtime.messages.schema import Instruction
@@ -102,31 +102,6 @@ class ConsensusInstruction(Instruction):
     def begins(self) -> bool:
         """Whether the message has the client's variables: those that it holds do not count."""
         return self.start is not None or self.dual is not None
-
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
-        """Return u_i, or z_i where w is the mean of these."""
-        sent = {name: upload[name] for name in self.optimised}
-        if self.duals == "client":
-            before = held or self.anchor
-            return {name: array + before[name] for name, array in sent.items()}
-        return message_of(sent, self.anchor) if self.averaging == "all" else sent
-
-    def upload_of(
-        self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any], held: Arrays
-    ) -> Arrays:
-        """Return the upload of which the server makes this model."""
-        if self.duals == "client":
-            before = held or self.anchor
-            return upload | {name: array - before[name] for name, array in model.items()}
-        return upload | (iterate_of(model, self.anchor) if self.averaging == "all" else model)
-
-    def first_held(self) -> Arrays | None:
-        """Return z_i where its changes are sent: u_i, as pi_i is 0."""
-        return self.start if (self.duals, self.averaging) == ("client", "all") else {}
-
-    def next_held(self, model: Arrays, held: Arrays) -> Arrays:
-        """Return z_i where its changes are sent."""
-        return model if held else {}
 
 
 class SummedMessages(SampledStrategy):

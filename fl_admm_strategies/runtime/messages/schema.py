@@ -109,40 +109,6 @@ class Instruction:
                 config[field.key] = names_setting(value) if field.is_names else field.kind(value)
         return ClientInstruction(groups, config)
 
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
-        """Return the model that an upload in answer to this message means, by default itself.
-
-        Of some methods that is a vector which the upload determines: FedADMM's z_i. It is what a
-        simulated attack replaces, so that the same attack does the same to every method.
-
-        Parameters
-        ----------
-        upload : Arrays
-        metrics : mapping
-            What the client reported with it.
-        held : Arrays
-            What the client's earlier uploads come to, where this one is a change of that:
-            `first_held`, and then `next_held` of the last model.
-        """
-        return upload
-
-    def upload_of(
-        self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any], held: Arrays
-    ) -> Arrays:
-        """Return the upload that means another model: `model_of` is undone, all else is kept."""
-        return upload | model
-
-    def first_held(self) -> Arrays | None:
-        """Return what is held where this is the first upload, None where it is not.
-
-        Empty for a method whose uploads mean a model by themselves, which is the default.
-        """
-        return {}
-
-    def next_held(self, model: Arrays, held: Arrays) -> Arrays:
-        """Return what is held after the upload of a model."""
-        return {}
-
     @classmethod
     def read(cls, sent: ClientInstruction) -> Self:
         """Return the message that became this instruction, such as ``reply.asked``.

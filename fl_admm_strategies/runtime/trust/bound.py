@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from logging import INFO
 from statistics import median_low
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from flwr.common import log
@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, as_dtype
 from ...maths.checks import check_positive, listing
+from ..members.membership import Membership
 from ..messages.records import ClientInstruction, Metrics, Reply
 from ..uploads import Altered
-
-if TYPE_CHECKING:
-    from ..algorithm import Algorithm
 
 MaxNorm = float | Literal["auto"] | None
 
@@ -38,6 +36,15 @@ _SMALLEST = 1e-24  # a square, below which parts of it vanish in single precisio
 _FEWEST_CLIENTS, _FEWEST_NORMS = 5, 3  # without which nobody is far from the others
 
 
+class Measurable(Protocol):
+    """What the bound needs of a method."""
+
+    membership: Membership
+
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Return what an upload is measured from."""
+
+
 class Bound:
     """Holds uploads to a distance from what their clients were sent.
 
@@ -47,7 +54,7 @@ class Bound:
 
     Parameters
     ----------
-    algorithm : Algorithm
+    algorithm : Measurable
         It says what an upload is measured from; an array that is missing there, or has another
         shape, is measured from 0.
     max_norm : float, "auto" or None
@@ -66,7 +73,7 @@ class Bound:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: Measurable,
         max_norm: MaxNorm,
         *,
         clips: bool = True,
