@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from logging import WARNING
 
 from flwr.app import Message, MessageType, Metadata
-from flwr.common import log
 from flwr.serverapp import Grid
 
 from .link import GridLink
@@ -22,12 +19,6 @@ Delay = Callable[[int, int], float]
 """``delay(server_round, client)``: simulated seconds from an instruction to its reply."""
 
 _SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two looks for replies
-
-SHARE = 2
-"""Times the replies of the others: so many of a client are taken in, and one or two more."""
-OLD = 50
-"""A reply comes too late after so many others for each client that trains at a time."""
-_WINDOW = 10  # replies by client, of which the shares are
 
 
 @dataclass(frozen=True)
@@ -59,9 +50,6 @@ class ArrivalLink(GridLink):
         waits for it. It takes one less than there are clients at a time, or more.
     together : callable
         Whether the coming round waits for all of its replies.
-    bounded : bool
-        Whether a client that has had its `SHARE` waits for the others, and replies as `OLD` as that
-        are dropped.
     *link
         The parameters of `GridLink`.
     """
@@ -70,7 +58,6 @@ class ArrivalLink(GridLink):
     delay: Delay | None
     max_staleness: int | None
     together: Callable[[], bool]
-    bounded: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,20 +93,13 @@ class ArrivalLink(GridLink):
         self._check_bound(server_round)
         self._send(grid)
         replies, intake.asked = [], {}
-        oldest = OLD * len(underway.sent) if self.bounded else math.inf
         while underway.sent:
             client = self._next(grid, timeout, server_round)
             sent, found = underway.sent.pop(client), self._replies.pop(client)
-            staleness = server_round - sent.server_round
-            if found and staleness > oldest:
-                self._drop(server_round, client, staleness)
-                continue
             intake.asked[client] = sent.instruction
             replies += found
             if intake.is_usable(client, found, self.run.algorithm.upload_spec_of):
-                self._wait(server_round)
-                underway.staleness = staleness
-                underway.recent = [*underway.recent, client][-_WINDOW * len(self._everybody) :]
+                underway.staleness = server_round - sent.server_round
                 break
         return replies
 
@@ -133,56 +113,6 @@ class ArrivalLink(GridLink):
             self._await(grid, timeout, underway.sent.keys(), every=True)
         self._collect(grid)
         underway.training = set() if last else underway.sent.keys() - self._replies.keys()
-
-    # ------------------------------------------------------------------------------------------
-    # Whose turn it is
-    # ------------------------------------------------------------------------------------------
-
-    @property
-    def _everybody(self) -> list[int]:
-        members = self.run.membership
-        return [*members.ids, *members.joining]
-
-    def _served(self) -> set[int]:
-        """Return who has had its share of the last replies, if others are to come.
-
-        It is `SHARE` times those of the client after the first tenth, at least one: of the others
-        where a single one is ahead. Of two clients nobody can tell which is the quick one.
-        """
-        sent, counts = self.run.underway.sent, Counter(self.run.underway.recent)
-        ranked = sorted((counts[client] for client in self._everybody), reverse=True)
-        if not self.bounded or len(ranked) < 3:
-            return set()
-        share = SHARE * (ranked[max(1, len(ranked) // 10)] + 1)
-        served = {client for client in sent if counts[client] >= share}
-        return set() if len(served) == len(sent) else served
-
-    def _wait(self, server_round: int) -> None:
-        """Note whose replies are there and wait for the others'."""
-        underway = self.run.underway
-        for client in sorted(self._served()):
-            arrival = underway.sent[client].arrival
-            if client not in self._replies and not arrival <= underway.clock:
-                continue
-            if client not in underway.waited:
-                log(
-                    WARNING,
-                    f"round {server_round}: client {client} has sent {SHARE} times as many replies "
-                    "as others; from now on its replies wait for theirs (published=True: they do "
-                    "not)",
-                )
-            underway.waited[client] = underway.waited.get(client, 0) + 1
-
-    def _drop(self, server_round: int, client: int, staleness: int) -> None:
-        underway = self.run.underway
-        if client not in underway.dropped:
-            log(
-                WARNING,
-                f"round {server_round}: a reply of client {client} is dropped, for {staleness} "
-                "others came before it; it is asked again, and so whenever it is so late "
-                "(published=True: none is dropped)",
-            )
-        underway.dropped[client] = underway.dropped.get(client, 0) + 1
 
     # ------------------------------------------------------------------------------------------
     # The clock
@@ -220,10 +150,8 @@ class ArrivalLink(GridLink):
 
         With the k + 1 oldest all due within k rounds from this one, it must be one of these.
         """
-        sent, served = self.run.underway.sent, self._served()
-        oldest = sorted(
-            sent.keys() - served, key=lambda client: (sent[client].server_round, client)
-        )
+        sent = self.run.underway.sent
+        oldest = sorted(sent, key=lambda client: (sent[client].server_round, client))
         if self.max_staleness is not None:
             for k, client in enumerate(oldest):
                 if sent[client].server_round + self.max_staleness <= server_round + k:

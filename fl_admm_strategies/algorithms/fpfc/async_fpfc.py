@@ -43,14 +43,6 @@ class AsyncFPFC(FPFC):
         Take in no reply after more than so many others since its client was asked: the others wait
         for it. One less than there are clients that train at a time, or more. By default, as in the
         paper, nobody waits for anybody.
-    published : bool (default: False)
-        The paper's form, in which every reply is taken in as it comes: one client that replies at
-        once may have nearly all of them. By default a client's reply waits as long as, of the last
-        10 m, twice as many are its own as those of others, and one or two more: as many as those of
-        the client that comes after the first tenth, or the first, if others are still to come; of
-        fewer than three clients none waits. And a reply is dropped, and its client asked again,
-        after 50 others for each client that trains at a time. The log names such a client once, and
-        ``strategy.waited`` and ``strategy.dropped`` count them.
     **settings
         Further parameters of `FPFC`. `fraction_train` is the fraction of the clients that train at
         any time, by default all; whenever one is done, another is drawn from those that are free.
@@ -82,7 +74,6 @@ class AsyncFPFC(FPFC):
     penalty: Penalty | Literal["auto"] = field(default="auto", kw_only=False)
     delay: NotNegative | Callable[[int, int], float] | None = None
     max_staleness: WholeNumber | None = None
-    published: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,23 +92,12 @@ class AsyncFPFC(FPFC):
             delay if delay is None or callable(delay) else lambda server_round, client: delay,
             self.max_staleness,
             self._waits_for_all,
-            not self.published,
         )
 
     @property
     def title(self) -> str:
         """The method's name as its paper writes it."""
         return super().title.replace("FPFC", "asyncFPFC")
-
-    @property
-    def form(self) -> str:
-        """Which form runs, and what it changes against the paper."""
-        if self.published:
-            return "the paper's form (Algorithm 3): every reply is taken in as it comes."
-        return (
-            "not the paper's form (Algorithm 3; published=True is): who has had its share of the "
-            "replies waits for others, and replies that come much too late are dropped."
-        )
 
     @property
     def clock(self) -> dict[int, float]:
@@ -128,16 +108,6 @@ class AsyncFPFC(FPFC):
     def staleness(self) -> dict[int, int]:
         """How many other replies were taken in since the client of a round's reply was asked."""
         return {number: int(value) for number, value in self._measured("staleness").items()}
-
-    @property
-    def waited(self) -> dict[int, int]:
-        """By client, in how many rounds its reply waited because it had had its share."""
-        return dict(self.run.underway.waited)
-
-    @property
-    def dropped(self) -> dict[int, int]:
-        """By client, how many of its replies were dropped because they came too late."""
-        return dict(self.run.underway.dropped)
 
     def _measured(self, name: str) -> dict[int, Any]:
         means = self.run.record.result.train_metrics_clientapp

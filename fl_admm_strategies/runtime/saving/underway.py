@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.blocks import Spec, check_saved
+from ...maths.blocks import check_saved
 from ..messages.records import OF_RUN, ClientInstruction, groups_setting, parse_groups, to_json
 
 UNDERWAY = "underway/"
 """Before the names of what a run saves of them."""
 
 _CLOCK, _CLIENTS = "clock", "clients"
-_RECENT, _WAITED, _DROPPED = "recent", "waited", "dropped"
 _BYTES = "base64:"  # before a setting of bytes; other texts have "text:"
 _TEXT = "text:"
 
@@ -56,21 +55,12 @@ class Underway:
         Seconds that the training has taken, by the simulated clock where there is one.
     staleness : int
         Of the reply that was taken in last: how many others were since its client was asked.
-    recent : list of int
-        Whose the replies were that were taken in last.
-    waited : dict of int to int
-        By client, in how many rounds its reply waited because it had had its share.
-    dropped : dict of int to int
-        By client, how many of its replies came too late.
     """
 
     sent: dict[int, Sent] = field(default_factory=dict)
     training: set[int] = field(default_factory=set)
     clock: float = 0.0
     staleness: int = 0
-    recent: list[int] = field(default_factory=list)
-    waited: dict[int, int] = field(default_factory=dict)
-    dropped: dict[int, int] = field(default_factory=dict)
 
     def add(
         self, client: int, instruction: ClientInstruction, server_round: int, arrival: float
@@ -98,9 +88,6 @@ class Underway:
         arrays: dict[str, NDArray[Any]] = {
             _CLOCK: np.array(self.clock),
             _CLIENTS: np.array(sorted(self.sent), dtype=np.uint64),
-            _RECENT: np.array(self.recent, dtype=np.uint64),
-            _WAITED: _pairs(self.waited),
-            _DROPPED: _pairs(self.dropped),
         }
         for client, sent in self.sent.items():
             instruction = sent.instruction
@@ -118,20 +105,12 @@ class Underway:
         """Put back what `state_arrays` returned; raise anything if that is none."""
         if not arrays:
             return
-        ids, pairs = ((-1,), np.dtype(np.uint64)), ((-1, 2), np.dtype(np.uint64))
-        counts: Spec = {_RECENT: ids, _WAITED: pairs, _DROPPED: pairs}
-        check_saved(arrays, counts | {_CLIENTS: ids, _CLOCK: ((), np.dtype(np.float64))})
+        ids, clock = ((-1,), np.dtype(np.uint64)), ((), np.dtype(np.float64))
+        check_saved(arrays, {_CLIENTS: ids, _CLOCK: clock})
         self.clock = float(arrays[_CLOCK])
         if not 0 <= self.clock < math.inf:
             raise ValueError(f"the clock is {self.clock}")
         self.sent = {int(client): _read_one(int(client), arrays) for client in arrays[_CLIENTS]}
-        self.recent = arrays[_RECENT].tolist()
-        self.waited = dict(arrays[_WAITED].tolist())
-        self.dropped = dict(arrays[_DROPPED].tolist())
-
-
-def _pairs(counts: Mapping[int, int]) -> NDArray[np.uint64]:
-    return np.array(list(counts.items()), dtype=np.uint64).reshape(-1, 2)
 
 
 def _read_one(client: int, arrays: Mapping[str, NDArray[Any]]) -> Sent:
