@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 from flwr.app import MessageType
 from numpy.testing import assert_allclose
@@ -13,7 +12,6 @@ from numpy.testing import assert_allclose
 from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM
 from fl_admm_strategies.runtime.messages.packing import unpack_instructions
-from fl_admm_strategies.runtime.messages.records import ClientInstruction, Reply
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.trust.layout import NAMES
 from tests.support.federation import (
@@ -74,29 +72,6 @@ def test_every_client_is_asked_once_before_round_1(num_nodes: int) -> None:
     assert set(weights) <= {6 * alpha for alpha in alpha_of(strategy)}  # m alpha_i
 
 
-def test_without_a_question_nobody_is_asked() -> None:
-    grid = grid_of()
-    strategy = strategy_of(weights="uniform")
-    strategy.start(grid, initial_arrays(), 1)
-    assert shaken(grid) == []
-    assert 0 not in strategy.traffic
-    assert_allclose(alpha_of(strategy), [1 / 6] * 6, rtol=1e-15)
-
-
-@pytest.mark.parametrize("num_nodes", [6, 2])
-def test_a_run_begins_without_a_client_whose_handshake_fails(
-    num_nodes: int, warned: Warned
-) -> None:
-    grid, strategy = grid_of(num_nodes, failing={4: [0]}), strategy_of()
-    strategy.start(grid, initial_arrays(), 1)
-    assert strategy.client_ids == [0, 1, 2, 3, 5]
-    assert strategy.membership.num_initial == 5
-    assert_allclose(alpha_of(strategy), np.array([10, 11, 12, 13, 15]) / 61, rtol=1e-15)
-    # Asked twice before the run, and once before round 1.
-    assert len(warned("client 4 refused", "the disk is full")) == 2
-    assert len(warned("begins without", "[4]")) == 1
-
-
 def test_a_lost_reply_is_asked_for_again() -> None:
     lost = iter([lambda replies: replies[:2] + replies[4:]])
     grid, strategy, expected = grid_of(), strategy_of(), strategy_of()
@@ -148,38 +123,3 @@ def test_it_is_not_repeated_after_a_restart() -> None:
     # A new run of the same object is another run.
     second.start(grid_of(), initial_arrays(), 1)
     assert second.traffic[0] == Traffic(0, 0)
-
-
-class Asking(FedADMM):
-    """Asks for an array as well, and sends one."""
-
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
-        number = np.zeros(3, dtype=np.float32)
-        instruction = ClientInstruction({"question": {"number": number}})
-        return dict.fromkeys(client_ids, instruction)
-
-    def handshake_spec(self) -> dict[str, Any]:
-        return {"size": ((2,), np.dtype(np.float64))}
-
-    def handshake(self, replies: Mapping[int, Reply]) -> None:
-        self.answers = {client: reply.arrays["size"] for client, reply in replies.items()}
-
-
-class Answering(FedADMMClient):
-    def answer_handshake(self, *args: Any) -> Any:
-        return [np.array([self.train_size(), 1.0])], self.train_size(), {}
-
-
-def test_arrays_go_both_ways_and_are_counted() -> None:
-    strategy = Asking()
-    grid = WatchedGrid(client_app(client_fn_of(Answering)), 6)
-    strategy.start(grid, initial_arrays(), 1)
-    assert {client: list(answer) for client, answer in strategy.answers.items()} == {
-        client: [10 + client, 1] for client in range(6)
-    }
-    assert strategy.traffic[0] == Traffic(down=6 * 3 * 4, up=6 * 2 * 8)
-
-
-def test_an_answer_of_another_shape_is_refused_by_name() -> None:
-    with refused(RuntimeError, "[0, 1, 2, 3, 4, 5]"):
-        Asking().start(grid_of(), initial_arrays(), 1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, MessageType, RecordDict
 from numpy.typing import NDArray
 
 from clients import client_app
@@ -118,14 +118,6 @@ def test_the_reply_of_a_client_that_was_not_asked_is_ignored(failed: bool, warne
     assert_same_bits(strategy.state_dict(), run_without_victim().state_dict())
 
 
-def test_the_reply_of_an_unknown_node_is_ignored(warned: Warned) -> None:
-    grid = grid_of(CHEAP, spoil={2: lambda replies: [foreign_reply(999, replies[0]), *replies]})
-    strategy = run(CHEAP, grid, 2, strategy=new())
-    assert len(warned()) == len(warned("round 2", 999)) == 1
-    expected = run(CHEAP, grid_of(CHEAP), 2, strategy=new())
-    assert_same_bits(strategy.state_dict(), expected.state_dict())
-
-
 @pytest.mark.parametrize("how", ["raises", "speaks for another"])
 def test_a_hosted_client_fails_alone(how: str, warned: Warned) -> None:
     def spoil(replies: list[Message]) -> list[Message]:
@@ -186,17 +178,3 @@ def test_a_spoilt_block_is_as_if_its_clients_were_not_sampled(how: str, warned: 
     expected = run(CHEAP, grid_of(CHEAP), 2, strategy=new(clients))
     assert_same_bits(strategy.state_dict(), expected.state_dict())
     assert strategy.train_metrics == expected.train_metrics
-
-
-def test_ids_that_a_node_does_not_host_are_named_in_one_line(warned: Warned) -> None:
-    def speak_for_many(replies: list[Message]) -> list[Message]:
-        content = replies[-1].content
-        content["clients@1"] = ConfigRecord(
-            {"client-ids": list(range(1000)), "error": ["x"] * 1000}
-        )
-        return replies
-
-    app = client_app(client_fn_of(CHEAP.client_class), num_clients=NUM_CLIENTS)
-    run(CHEAP, WatchedGrid(app, 2, spoil={2: speak_for_many}), 2, strategy=new())
-    assert len(warned()) == 4  # its own three have replied twice
-    assert len(warned("client 0", "client 1", "client 2", "client 6", "(997)")) == 1

@@ -22,7 +22,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from numpy.testing import assert_allclose
 
-from clients import FPFCClient, client_app
+from clients import FPFCClient
 from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD
 from fl_admm_strategies.runtime.members import discovery
 from tests.support.federation import Mean, WatchedGrid, client_fn_of, initial_arrays
@@ -66,17 +66,6 @@ def identified_app(ids: Callable[[Context], Any], total: Any) -> ClientApp:
     return app
 
 
-@pytest.mark.parametrize("form", ["Short steps: 100 % of [1, eq. 3].", ""])
-def test_the_log_begins_with_the_form_that_runs(form, caplog, monkeypatch):
-    caplog.set_level(logging.INFO, logger="flwr")
-    monkeypatch.setattr(Mean, "form", form)
-    Mean().start(InProcessGrid(echo_app(), 2), MODEL, 1)
-    first, title = caplog.messages[:2]
-    # As Flower's own, where there is one form only.
-    assert first == f"Starting Mean strategy:{' ' * bool(form)}{form}"
-    assert title.endswith(f" Mean:{' ' * bool(form)}{form}")
-
-
 # --- Waiting for nodes --------------------------------------------------------------------------
 
 
@@ -88,26 +77,6 @@ def test_too_few_nodes_end_with_an_error_that_says_what_to_do(caplog, monkeypatc
         Mean(min_available_nodes=5, node_timeout=0.3).start(InProcessGrid(echo_app(), 2), MODEL)
     assert 0.3 <= time.monotonic() - began < 5
     assert 1 <= sum(names(line, "2 of 5") for line in caplog.messages) <= 2
-
-
-class LateGrid(WatchedGrid):
-    """Node n registers at the n-th look, as on Ray, where round 1 could start before that."""
-
-    looks = 0
-
-    def get_node_ids(self) -> list[int]:
-        self.looks += 1
-        return super().get_node_ids()[: self.looks]
-
-
-@pytest.mark.slow
-def test_nodes_that_register_late_are_waited_for() -> None:
-    # Simulated nodes know that they are 6, so all are waited for although 2 would be enough.
-    strategy = FPFC(SmoothedSCAD(0.5), node_timeout=30.0, min_available_nodes=2)
-    grid = LateGrid(client_app(client_fn_of(FPFCClient)), 6)
-    strategy.start(grid, initial_arrays(), 1)
-    assert strategy.client_ids == [0, 1, 2, 3, 4, 5]
-    assert sorted(strategy.train_metrics[1]) == [0, 1, 2, 3, 4, 5]
 
 
 class SilentGrid(WatchedGrid):
@@ -133,15 +102,6 @@ class SilentGrid(WatchedGrid):
         return super().pull_messages([message for message in wanted if message not in held])
 
 
-def test_a_node_that_never_says_who_it_is_is_named(caplog, monkeypatch):
-    silent = 4
-    caplog.set_level(logging.INFO, logger="flwr")
-    monkeypatch.setattr(discovery, "_REPORT_EVERY", 0.1)
-    with refused(TimeoutError, "2 clients", 3, f"[{silent}]"):
-        Mean(node_timeout=0.3, min_available_nodes=3).start(SilentGrid(3, silent, 1000), MODEL)
-    assert any(names(line, "2 of 3", f"[{silent}]") for line in caplog.messages)
-
-
 @pytest.mark.parametrize("silent", fast([4], [2, 4]))  # seconds of waiting
 @pytest.mark.parametrize("size", [0, 3])
 def test_a_run_begins_without_a_silent_node_and_does_not_wait_for_it_to_the_end(
@@ -154,33 +114,6 @@ def test_a_run_begins_without_a_silent_node_and_does_not_wait_for_it_to_the_end(
     assert strategy.client_ids == [c for c in (0, 1, 2) if c != silent - 2]
     assert 1 <= time.monotonic() - began < 3.5
     assert len(warned("begins without", f"[{silent}]")) == 1
-
-
-def test_a_size_that_one_node_says_is_not_believed(warned: Warned) -> None:
-    def total(context: Context) -> int:
-        return 10**6 if context.node_config["partition-id"] == 1 else 0
-
-    strategy = Mean(node_timeout=30.0)
-    grid = InProcessGrid(identified_app(lambda c: [int(c.node_config["partition-id"])], total), 3)
-    began = time.monotonic()
-    strategy.start(grid, MODEL, 1)
-    assert time.monotonic() - began < 10
-    assert strategy.client_ids == [0, 1, 2]
-    assert warned("node 3", 10**6)
-
-
-def test_a_node_of_more_clients_than_there_are_is_left_out(warned: Warned) -> None:
-    def ids(context: Context) -> list[int]:
-        partition = int(context.node_config["partition-id"])
-        return list(range(100, 400)) if partition == 0 else [partition]
-
-    def total(context: Context) -> int:
-        return 400 if context.node_config["partition-id"] == 0 else 4
-
-    strategy = Mean(node_timeout=0.5)
-    strategy.start(InProcessGrid(identified_app(ids, total), 4), MODEL, 2)
-    assert strategy.client_ids == [1, 2, 3]
-    assert warned("node 2 is left out", "300 clients", 4)
 
 
 @pytest.mark.parametrize(("silent", "looks", "clients"), [(4, 2, 3), (2, 1000, 2)])
@@ -226,17 +159,6 @@ def test_a_query_handler_of_the_users_own_is_no_obstacle() -> None:
     strategy = Mean()
     strategy.start(InProcessGrid(app, 3), MODEL, 1)
     assert strategy.client_ids == [2, 3, 4]  # the node ids
-
-
-def test_a_node_whose_query_raises_is_named() -> None:
-    app = echo_app()
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        raise OSError("no data on this machine")
-
-    with refused(TimeoutError, "0 clients", "2 nodes", "no data on this machine"):
-        Mean(node_timeout=0.05).start(InProcessGrid(app, 2), MODEL)
 
 
 # --- Bad arguments ------------------------------------------------------------------------------
@@ -303,11 +225,6 @@ def test_an_unknown_client_has_no_model() -> None:
 # --- Saved states -------------------------------------------------------------------------------
 
 
-def test_something_that_is_no_state_is_refused() -> None:
-    with refused(ValueError, "saved state lacks", "base/round"):
-        Mean().load_state_dict({"w": np.zeros(2)})
-
-
 def test_a_state_is_used_once() -> None:
     # Two rounds are saved (w = 2). Continued for a third w = 3; started anew for one w = 1.
     saved, strategy = Mean(), Mean()
@@ -335,36 +252,10 @@ def test_metrics_are_kept_by_client_and_averaged_by_examples() -> None:
     assert_allclose(result.arrays["w"].numpy(), 2)  # the clients add 1 in each round
 
 
-def test_every_message_says_the_round_the_run_the_seed_and_what_was_accepted_last() -> None:
-    grid, strategy = WatchedGrid(echo_app(), 2), Mean(seed=5)
-    grid.spoil = {2: lambda replies: replies[1:]}  # node 2's is lost
-    strategy.start(grid, MODEL, 3)
-    seeds = set()
-    for server_round, accepted in ((1, {2: 0, 3: 0}), (2, {2: 1, 3: 1}), (3, {2: 1, 3: 2})):
-        for message in grid.phase(MessageType.TRAIN, server_round):
-            config, client = message.content["config"], message.metadata.dst_node_id
-            assert config["server-round"] == server_round
-            assert config["version"] == accepted[client]
-            (own,) = strategy.run.sampling.client_seeds([client], server_round).values()
-            assert config["seed"] == own
-            assert config["run"] == strategy.run.resume.run_id
-            seeds.add(config["seed"])
-    assert len(seeds) == 6
-    assert len(strategy.run.resume.run_id) == 32
-
-
 def test_evaluation_every_so_many_rounds_and_after_the_last() -> None:
     strategy = Mean()
     strategy.start(InProcessGrid(echo_app(), 2), MODEL, 5, evaluate_every=2)
     assert sorted(strategy.evaluate_metrics) == [2, 4, 5]
-
-
-def test_evaluation_can_be_switched_off() -> None:
-    grid = WatchedGrid(echo_app(), 2)
-    strategy = Mean(fraction_evaluate=0.0, min_evaluate_nodes=2)
-    strategy.start(grid, MODEL, 2)
-    assert strategy.evaluate_metrics == {}
-    assert MessageType.EVALUATE not in [kind for kind, _, _ in grid.sent]
 
 
 def test_the_stop_rule_ends_the_run_after_an_evaluation() -> None:
@@ -399,21 +290,6 @@ def test_the_central_evaluation_gets_the_global_model() -> None:
     result = Mean().start(InProcessGrid(echo_app(), 2), MODEL, 2, evaluate_fn=evaluate_fn)
     assert seen == {0: 0.0, 1: 1.0, 2: 2.0}
     assert result.evaluate_metrics_serverapp[2]["norm"] == 2.0
-
-
-def test_an_evaluation_without_a_usable_reply_is_logged(warned: Warned) -> None:
-    app = ClientApp()
-    echo = echo_app()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return echo(message, context)
-
-    strategy = Mean()  # there is no evaluate handler
-    strategy.start(InProcessGrid(app, 2), MODEL, 1)
-    assert warned("client 2", "evaluate")
-    assert warned("round 1", "no usable evaluation")
-    assert strategy.evaluate_metrics == {}
 
 
 def test_flowers_own_methods_do_a_round_for_a_loop_of_the_users_own() -> None:

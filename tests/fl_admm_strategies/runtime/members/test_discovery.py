@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message
+from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
@@ -63,15 +63,6 @@ def test_a_client_that_comes_back_on_another_node_takes_part_again(warned: Warne
     assert all(warned(f"round {r}", "client 1") for r in (2, 3))
 
 
-@pytest.mark.slow
-def test_a_client_that_is_restarted_between_two_rounds_misses_none() -> None:
-    # Its last upload was accepted, so without a word from the directory the server would take it
-    # to hold omega_1 still.
-    strategy, _ = run({0: [2, 3, 4], 3: [2, 4, 5]}, partitions=(0, 1, 2, 1))
-    assert trained(strategy) == {r: [0, 1, 2] for r in (1, 2, 3, 4)}
-    assert_same_bits(strategy.state_dict(), as_if_not_sampled({}).state_dict())
-
-
 def test_the_same_node_may_come_back() -> None:
     # Its client was not asked in round 2, so only the directory can know that it may have been
     # restarted, and that it needs its omega_1 in round 3.
@@ -124,36 +115,6 @@ def test_a_new_node_that_is_slow_to_answer_holds_up_one_phase_only(monkeypatch):
     assert grid.asked == [5]
 
 
-def hosting_app(garbage: Callable[[Context], bool] = lambda context: False) -> ClientApp:
-    """Return an app in which six clients are spread over the nodes."""
-
-    def num_clients(context: Context) -> int:
-        if garbage(context):
-            raise OSError("no data on this machine")
-        return 6
-
-    return client_app(client_fn_of(FPFCClient), num_clients=num_clients)
-
-
-def test_a_node_with_several_clients_comes_back_as_a_whole() -> None:
-    # Node p of 3 hosts clients 2p and 2p + 1.
-    grid = RestlessGrid(hosting_app(), (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4], 3: [2, 4, 5]})
-    strategy = fpfc()
-    strategy.start(grid, initial_arrays(), 3)
-    everybody = [0, 1, 2, 3, 4, 5]
-    assert trained(strategy) == {1: everybody, 2: [0, 1, 4, 5], 3: everybody}
-
-
-def test_a_new_node_that_cannot_say_who_it_is_is_left_out(warned: Warned) -> None:
-    app = hosting_app(lambda context: context.node_id == 5)
-    grid = RestlessGrid(app, (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
-    strategy = fpfc()
-    strategy.start(grid, initial_arrays(), 3)
-    assert trained(strategy)[3] == [0, 1, 4, 5]
-    assert grid.asked == [5, 5]  # once a round
-    assert len(warned("node 5")) == len(warned("node 5", "no data on this machine")) == 1
-
-
 def test_a_run_whose_clients_are_gone_ends_with_an_error_that_says_what_to_do(caplog, monkeypatch):
     caplog.set_level(logging.INFO, logger="flwr")
     monkeypatch.setattr(discovery, "_REPORT_EVERY", 0.15)
@@ -201,19 +162,3 @@ def test_an_error_of_the_superlink_names_the_client(warned: Warned) -> None:
     strategy.start(SuperLinkGrid(fpfc_app(), 3), initial_arrays(), 3)
     assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2]}
     assert len(warned()) == len(warned("round 2", "client 1", "Node Unavailable")) == 1
-
-
-def test_an_app_without_a_query_handler_has_no_way_to_say_who_came_back() -> None:
-    app = ClientApp()
-    inner = fpfc_app()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return inner(message, context)
-
-    grid = RestlessGrid(app, (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
-    strategy = fpfc()
-    strategy.start(grid, initial_arrays(), 3)
-    assert strategy.client_ids == [2, 3, 4, 5]  # the node ids: who comes back is a new client
-    assert trained(strategy)[3] == [2, 4, 5]
-    assert grid.asked == []

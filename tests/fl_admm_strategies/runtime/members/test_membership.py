@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.clientapp import ClientApp
 from numpy.testing import assert_array_equal
 
-from clients import FedADMMClient, FPFCClient, client_app
-from fl_admm_strategies import FPFC, FedADMM, SmoothedSCAD
+from clients import FPFCClient, client_app
+from fl_admm_strategies import FPFC, SmoothedSCAD
 from fl_admm_strategies.runtime.members.membership import Membership
 from fl_admm_strategies.runtime.messages.records import Reply
 from tests.support.federation import (
-    GONE_AND_BACK,
     INITIAL,
     PARTITIONS,
     Online,
     RestlessGrid,
-    assert_same_bits,
     client_fn_of,
     initial_arrays,
     trained,
 )
-from tests.support.legacy import run_legacy
 
 
 def members(*clients: int, max_missed_rounds: int | None = None) -> Membership:
     own = Membership(max_missed_rounds)
     own.begin(clients, 0)
     return own
-
-
-def test_it_begins_with_clients_nothing_is_known_of() -> None:
-    own = members(7, 2, 5)
-    assert own.ids == [2, 5, 7]
-    assert len(own) == own.num_initial == 3
-    assert [own.row(client) for client in own.ids] == [0, 1, 2]
-    assert 5 in own
-    assert 3 not in own
-    assert np.isnan(own.initial_examples)
-    for client in (5, 3):
-        assert own.is_new(client)
-        assert not own.has_current_state(client)
 
 
 def test_what_a_client_surely_holds() -> None:
@@ -79,16 +61,6 @@ def test_who_joins_has_a_place_between_the_others() -> None:
     assert list(own.last_accepted) == list(own.last_seen) == own.ids
     assert own.num_initial == 2  # stays what it was
     assert own.last_seen[5] == 2
-
-
-def test_who_is_not_connected_any_more_does_not_join() -> None:
-    own = members(2)
-    own.joining = {3: None, 4: None}
-    own.record_connected(5, [2, 4], 6)
-    assert own.joining == {4: None}
-    assert own.announced == 6
-    own.record_connected(6, [2, 4], 3)
-    assert own.announced == 6  # the largest that was said
 
 
 def test_who_has_missed_too_many_rounds_has_left() -> None:
@@ -169,25 +141,3 @@ def test_a_resumed_run_does_without_clients_that_may_leave(tmp_path: Path) -> No
 
 
 AT_ONCE_ELSEWHERE: Online = {0: [2, 3, 4], 3: [2, 4, 5], 5: [2, 4, 5, 6]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "client_class", "online"),
-    [
-        (partial(FPFC, SmoothedSCAD(0.5), lr=0.2), FPFCClient, AT_ONCE_ELSEWHERE),
-        (partial(FedADMM, rho=0.1, max_missed_rounds=2), FedADMMClient, GONE_AND_BACK),
-    ],
-    ids=["FPFC", "FedADMM"],
-)
-def test_clients_come_and_go_under_the_legacy_api_alike(make, client_class, online):
-    strategy, expected = make(seed=1), make(seed=1)
-    app = ClientApp(client_fn=client_fn_of(client_class))
-    grid = RestlessGrid(app, (0, 1, 2, 1, 7), online)
-    run_legacy(grid, strategy, initial_arrays(), 7)
-    current = RestlessGrid(client_app(client_fn_of(client_class)), (0, 1, 2, 1, 7), online)
-    expected.start(current, initial_arrays(), 7)
-    assert trained(strategy)[2] == [0, 1, 2]
-    assert 1 in trained(strategy)[7]
-    assert_same_bits(strategy.state_dict(), expected.state_dict())
-    assert strategy.train_metrics == expected.train_metrics

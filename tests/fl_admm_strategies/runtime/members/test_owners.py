@@ -25,7 +25,6 @@ from tests.support.federation import (
     public_key,
     trained,
 )
-from tests.support.legacy import run_legacy
 from tests.support.refusals import Warned, refused
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
@@ -37,13 +36,6 @@ WHO = (0, 1, 2, 1)
 GONE: Online = {0: [2, 3, 4], 2: [2, 4, 5]}
 SAME_SITE, ANOTHER = (0, 1, 2, 1), (0, 1, 2, 3)
 WITH_1, WITHOUT_1 = [0, 1, 2], [0, 2]
-
-
-class Naming(Adding):
-    """The same under the legacy API."""
-
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        return {"client-id": self.client}
 
 
 def mean(**settings: Any) -> Mean:
@@ -156,22 +148,6 @@ def test_the_id_of_a_client_that_left_stays_its_own() -> None:
     assert grid.words[5] == [("query", 0)]
 
 
-def test_who_never_belonged_to_the_run_leaves_no_claim() -> None:
-    # Node 5 says that it is client 7 and is gone before it has sent a model; then node 6 is.
-    online = {0: [2, 3, 4], 2: [2, 3, 4, 5], 3: [2, 3, 4, 6]}
-    grid = grid_of(online, (0, 1, 2, 7, 7), (0, 1, 2, 3, 4))
-    strategy = mean()
-    ask = strategy.train_instructions
-
-    def not_yet(server_round: int, clients: Any) -> Any:
-        return ask(server_round, [c for c in clients if c != 7 or server_round > 2])
-
-    strategy.train_instructions = not_yet  # type: ignore[method-assign]
-    strategy.start(grid, MODEL, 4)
-    assert trained(strategy)[4] == [0, 1, 2, 7]
-    assert strategy.membership.owners.keys[7] == KEYS[4]
-
-
 # --- Before round 1, and in a run that goes on ----------------------------------------------------
 
 
@@ -204,34 +180,7 @@ def test_who_was_admitted_is_the_owner_from_then_on(tmp_path: Path, admit: Any) 
         run(grid_of({0: [2, 3, 4]}), 5, tmp_path)
 
 
-@pytest.mark.slow
-def test_a_run_of_a_simulation_goes_on_where_nodes_have_keys(tmp_path: Path) -> None:
-    app = client_app(client_fn_of(Adding))
-    run(RestlessGrid(app, WHO, {0: [2, 3, 4]}), 1, tmp_path)
-    # Client 1 is back after the start, and belongs to its node from then on.
-    grid = grid_of({0: [2, 4], 3: [2, 3, 4], 4: [2, 4, 5]})
-    strategy = run(grid, 4, tmp_path, max_missed_rounds=9)
-    assert trained(strategy) == {1: WITH_1, 2: WITHOUT_1, 3: WITH_1, 4: WITHOUT_1}
-    with refused(TimeoutError, "none", "client_keys='any'"):
-        run(RestlessGrid(app, WHO, {0: [2, 3, 4]}), 5, tmp_path)
-    run(RestlessGrid(app, WHO, {0: [2, 3, 4]}), 5, tmp_path, client_keys="any")
-
-
 # --- The legacy API -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("sites", "who"), [(SAME_SITE, WITH_1), (ANOTHER, WITHOUT_1)])
-def test_the_legacy_api_knows_sites_by_their_keys(sites, who, warned, tmp_path):
-    def start(online: Online, num_rounds: int) -> Mean:
-        strategy = mean(max_missed_rounds=9)
-        grid = KeyedGrid(ClientApp(client_fn=client_fn_of(Naming)), WHO, online, sites)
-        run_legacy(grid, strategy, MODEL, num_rounds, checkpoint_dir=tmp_path, resume=True)
-        return strategy
-
-    assert trained(start(GONE, 3)) == {1: WITH_1, 2: who, 3: who}
-    assert trained(start({0: [2, 4, 5]}, 4))[4] == who
-    assert len(warned("left out")) == (0 if who == WITH_1 else 2)  # once a run
 
 
 # --- The setting and the state --------------------------------------------------------------------

@@ -69,17 +69,6 @@ def test_numpy_scalars_are_told_apart(hosted: bool) -> None:
 # --- One client ---------------------------------------------------------------------------------
 
 
-def test_one_client_gets_the_layout_of_fedavg() -> None:
-    instruction = ClientInstruction({"model": ANCHOR, "start": START}, {"lr": 0.5})
-    content = pack_instructions({4: instruction}, hosted=False)
-    assert list(content) == ["arrays", "arrays.start", "config"]
-    assert_same_arrays(from_array_record(content["arrays"]), ANCHOR)
-    assert dict(content["config"]) == {"lr": 0.5, "groups": '{"model":["w","n"],"start":["w"]}'}
-    ((label, unpacked),) = unpack_instructions(content)
-    assert label is None
-    assert_same_arrays(unpacked.groups["start"], START)
-
-
 @pytest.mark.parametrize(
     "array",
     [
@@ -112,29 +101,6 @@ def test_an_instruction_of_plain_fedavg_is_one_group() -> None:
 # --- Blocks of instructions ---------------------------------------------------------------------
 
 
-def test_a_node_gets_one_block_an_array_and_what_all_get_once() -> None:
-    w = np.array([5.0, 6.0], dtype=np.float32)
-    instructions = {
-        client: ClientInstruction(
-            {
-                "anchor": {"w": w, "b": np.array([client], dtype=np.float32)},
-                "start": {"n": np.array(client)},
-            },
-            {"lr": 0.5, "seed": client, "name": "x"},
-        )
-        for client in (4, 11, 7)
-    }
-    content = assert_round_trip(instructions)
-    assert set(content) == {"arrays", "arrays@0", "arrays.start@0", "config@0", "clients@0"}
-    assert_same_arrays(from_array_record(content["arrays"]), {"w": w})
-    block = {"b": np.array([[4], [11], [7]], dtype=np.float32)}
-    assert_same_arrays(from_array_record(content["arrays@0"]), block)
-    assert_same_arrays(from_array_record(content["arrays.start@0"]), {"n": np.array([4, 11, 7])})
-    groups = '{"anchor":["w","b"],"start":["n"]}'
-    assert dict(content["config@0"]) == {"lr": 0.5, "name": "x", "groups": groups}
-    assert dict(content["clients@0"]) == {"client-ids": [4, 11, 7], "seed": [4, 11, 7]}
-
-
 def test_what_all_get_may_be_equal_copies_but_not_equal_numbers() -> None:
     def content(*values: float) -> RecordDict:
         return assert_round_trip(
@@ -149,21 +115,6 @@ def test_what_all_get_may_be_equal_copies_but_not_equal_numbers() -> None:
     zeros = content(0.0, -0.0)
     found = [one.groups["model"]["w"][1] for _, one in unpack_instructions(zeros)]
     assert np.signbit(found).tolist() == [False, True]
-
-
-def test_what_all_who_have_it_get_is_there_once_beside_those_who_have_not() -> None:
-    w, first = np.ones(3), np.zeros(2)
-    content = assert_round_trip(
-        {
-            client: ClientInstruction(
-                {"model": {"w": w}} | ({"start": {"w": first}} if client < 2 else {}), {"lr": 1.0}
-            )
-            for client in range(5)
-        }
-    )
-    assert [key for key in content if key.startswith("arrays")] == ["arrays", "arrays.start"]
-    assert content["clients@0"]["client-ids"] == [0, 1]
-    assert content["clients@1"]["client-ids"] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -270,18 +221,6 @@ def test_a_message_that_is_not_whole_is_refused(spoil, named):
 
 
 # --- Replies ------------------------------------------------------------------------------------
-
-
-def test_the_reply_of_one_client_has_the_layout_of_fedavg() -> None:
-    alone = pack_replies({None: RawReply(ANCHOR, {"loss": 0.5})})
-    assert list(alone) == ["arrays", "metrics"]
-    ((label, reply),) = unpack_replies(alone)
-    assert label is None
-    assert_same_arrays(reply.arrays, ANCHOR)
-    assert reply.metrics == {"loss": 0.5}
-    failed = pack_replies({None: RawReply(error="KeyError")})
-    assert dict(failed["error"]) == {"reason": "KeyError"}
-    assert dict(unpack_replies(failed)) == {None: RawReply(error="KeyError")}
 
 
 def test_replies_come_back_as_they_were_packed() -> None:
@@ -396,16 +335,6 @@ def test_what_cannot_be_read_becomes_an_error(records: Any) -> None:
     ((label, reply),) = unpack_replies(RecordDict(records))
     assert label is None
     assert reply.error
-
-
-def test_the_text_of_others_is_one_line_of_bounded_length() -> None:
-    text = "a\n\tb" + "c" * 1000
-    content = RecordDict({"error": ConfigRecord({"reason": text})})
-    packed = pack_replies({3: RawReply(error=text)})
-    for sent in (content, packed):
-        ((_, reply),) = unpack_replies(sent)
-        assert reply.error.startswith("a bccc")
-        assert len(reply.error) == 505
 
 
 def test_a_lost_state_is_known_at_the_end_of_a_long_error() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -79,21 +78,6 @@ def received(instruction: ClientInstruction) -> Question:
 
 
 # --- There and back -----------------------------------------------------------------------------
-
-
-def test_arrays_are_groups_and_everything_else_is_a_setting() -> None:
-    instruction = question().encode()
-    assert list(instruction.groups) == ["anchor", "start", "global"]
-    assert list(instruction.groups["anchor"]) == ODD_NAMES
-    assert instruction.config == {
-        "names": json.dumps(ODD_NAMES, separators=(",", ":")),
-        "rho": 0.1,
-        "local-epochs": 3,
-        "keep-dual": True,
-        "duals": "strategy",
-        "tolerance": 1e-300,
-        "clustered": "[]",
-    }
 
 
 def test_a_message_comes_back_as_it_was() -> None:

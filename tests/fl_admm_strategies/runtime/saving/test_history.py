@@ -124,25 +124,6 @@ def test_only_the_last_rounds_are_in_memory_and_the_rest_on_request(tmp_path, mo
     assert measured(resumed, result) == expected
 
 
-def test_without_a_folder_the_user_is_told_that_metrics_go(monkeypatch, warned):
-    monkeypatch.setattr(record_module, "MOST_IN_MEMORY", 20)
-    strategy = new_strategy()
-    start(strategy, ROUNDS)
-    assert sorted(strategy.train_metrics) == [5, 6]
-    assert len(warned()) == len(warned("checkpoint_dir")) == 1
-
-
-@pytest.mark.slow
-def test_a_checkpoint_costs_the_state_whatever_the_round(tmp_path: Path) -> None:
-    sizes = []
-    for rounds in (2, 12):
-        folder = tmp_path / str(rounds)
-        start(new_strategy(fraction_train=1.0), rounds, checkpoint_dir=folder, checkpoint_keep=1)
-        (path,) = folder.glob("round-*")
-        sizes.append(path.stat().st_size)
-    assert sizes[1] - sizes[0] < 50  # numbers in its header with one more digit
-
-
 # --- Runs ---------------------------------------------------------------------------------------
 
 

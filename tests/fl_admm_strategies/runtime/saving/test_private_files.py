@@ -12,10 +12,7 @@ from safetensors.numpy import save_file
 
 from fl_admm_strategies.runtime.saving import files
 from fl_admm_strategies.runtime.saving.files import (
-    NotWrittenError,
-    link_file,
     lock_folder,
-    make_folder,
     write_arrays,
 )
 from tests.support.checkpoints import new_strategy, start
@@ -56,12 +53,6 @@ def test_a_writer_that_opens_the_file_for_all_does_not_stay_so(
     assert mode(tmp_path / "x") == 0o600
 
 
-def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir(mode=0o755)
-    make_folder(tmp_path / "shared" / "own")
-    assert (mode(tmp_path / "shared"), mode(tmp_path / "shared" / "own")) == (0o755, 0o700)
-
-
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_folder_named_like_a_checkpoint_is_refused_by_name(resume: bool, tmp_path: Path) -> None:
     (tmp_path / "round-000009.safetensors").mkdir()
@@ -69,10 +60,3 @@ def test_a_folder_named_like_a_checkpoint_is_refused_by_name(resume: bool, tmp_p
         start(new_strategy(), 12, checkpoint_dir=tmp_path, resume=resume)
     (tmp_path / "round-000009.safetensors").rmdir()
     start(new_strategy(), 1, checkpoint_dir=tmp_path)  # the folder is not locked
-
-
-def test_a_second_name_that_is_a_folder_is_refused_by_name(tmp_path: Path) -> None:
-    write_arrays(tmp_path / "x", {"a": np.zeros(3)})
-    (tmp_path / "state.safetensors").mkdir()
-    with refused(NotWrittenError, "state.safetensors"):
-        link_file(tmp_path / "x", tmp_path / "state.safetensors")

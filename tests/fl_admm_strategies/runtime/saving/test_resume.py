@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,54 +84,6 @@ def test_a_run_that_ended_between_checkpoints_repeats_the_rounds_since_the_last(
     )
     assert seen == list(range(1 + 3 // every * every, ROUNDS + 1))
     assert_equal((measured(strategy, result), strategy.state_dict()), whole)
-
-
-def test_resuming_without_a_checkpoint_starts_anew(tmp_path, whole, warned):
-    assert_equal(go_on(tmp_path / "not" / "there"), whole)
-    assert warned() == []
-    assert_equal(go_on(tmp_path / "not" / "there"), whole)  # a finished run has its result
-
-
-def test_a_stop_rule_that_counts_goes_on_counting(copy: Path) -> None:
-    def after(count: int) -> Callable[..., bool]:
-        seen: list[float] = []
-
-        def stop(server_round: int, metrics: Any) -> bool:
-            seen.append(metrics["train-loss"])
-            return len(seen) == count
-
-        return stop
-
-    options: dict[str, Any] = {
-        "state_dir": copy / "clients",
-        "checkpoint_dir": copy / "checkpoints",
-        "resume": True,
-    }
-    strategy = new_strategy()
-    start(strategy, 9, stop=after(5), **options)
-    assert max(strategy.train_metrics) == 5
-    finished = new_strategy()  # a run that its stop rule has ended stays ended
-    start(finished, 9, stop=after(5), **options)
-    assert_same_bits(finished.state_dict(), strategy.state_dict())
-
-
-@pytest.mark.slow
-def test_a_run_whose_clients_lost_their_state_says_so_and_goes_on(copy, warned):
-    shutil.rmtree(copy / "clients")
-    strategy = new_strategy(fraction_train=1.0)
-    grid = new_grid(copy / "clients")
-    result = strategy.start(
-        grid, first(), 45, checkpoint_dir=copy / "checkpoints", checkpoint_every=20, resume=True
-    )
-    assert len(warned("afresh")) == len(warned("round 5", "[0, 1, 2, 3]", "afresh")) == 1
-    assert 5 not in strategy.train_metrics
-    assert sorted(strategy.train_metrics[6]) == [0, 1, 2, 3]
-    # The minimiser of sum_i 1/2 |w - i|^2 over 4 clients is their mean, 1.5.
-    np.testing.assert_allclose(result.arrays["x"].numpy(), 1.5, atol=1e-4)
-    # What the server holds as sum of the z_i is the sum of what the clients hold.
-    held = [read_arrays(max((copy / "clients" / f"client-{i}").iterdir()))[0] for i in range(4)]
-    total = sum(own["u"] + own["dual"] / strategy.rho for own in held)
-    np.testing.assert_allclose(strategy.state.consensus.mean.total, total, rtol=1e-12)
 
 
 # --- What is refused ----------------------------------------------------------------------------
@@ -217,11 +169,6 @@ def test_another_federation_is_refused(num_clients, error, named, copy):
         strategy.start(grid, first(), 6, checkpoint_dir=copy / "checkpoints", resume=True)
 
 
-def test_other_settings_are_named_and_taken(copy: Path, warned: Warned) -> None:
-    go_on(copy, rho=0.2, fraction_train=1.0)
-    assert len(warned()) == len(warned("rho", 0.2, 0.1, "fraction_train", 1.0, 0.5)) == 1
-
-
 def test_a_run_without_a_usable_reply_is_no_success_when_it_is_resumed(tmp_path: Path) -> None:
     class Broken(Averaging):
         def fit(self, parameters: Any, config: Any) -> Any:
@@ -235,11 +182,6 @@ def test_a_run_without_a_usable_reply_is_no_success_when_it_is_resumed(tmp_path:
 
 
 # --- Files --------------------------------------------------------------------------------------
-
-
-def test_the_last_k_are_kept(tmp_path: Path) -> None:
-    start(new_strategy(), 7, checkpoint_dir=tmp_path, checkpoint_every=2, checkpoint_keep=2)
-    assert files(tmp_path) == ["round-000006.safetensors", "round-000007.safetensors"]
 
 
 def test_what_a_kill_left_behind_is_removed(copy: Path) -> None:

@@ -21,14 +21,6 @@ def underway() -> Underway:
     return own
 
 
-def test_an_instruction_is_a_copy_without_what_names_the_run() -> None:
-    own, array = Underway(), np.ones(2)
-    own.add(1, ClientInstruction({"model": {"w": array}}, {"run": "x", "durable": "[]"}), 1, 0.0)
-    array[:] = 5
-    assert own.sent[1].instruction.groups["model"]["w"].tolist() == [1, 1]
-    assert own.sent[1].instruction.config == {}
-
-
 def test_what_is_under_way_is_saved_as_it_was() -> None:
     saved, loaded = underway().state_arrays(), Underway()
     assert all(array.dtype.kind in "biuf" for array in saved.values())
@@ -45,19 +37,6 @@ def test_what_is_under_way_is_saved_as_it_was() -> None:
     assert {key: array.tobytes() for key, array in again.items()} == {
         key: array.tobytes() for key, array in saved.items()
     }
-
-
-def test_where_nothing_ever_was_under_way_nothing_is_saved() -> None:
-    own = Underway()
-    assert own.state_arrays() == {}
-    own.load_state_arrays({})
-    assert (own.clock, own.sent) == (0.0, {})
-
-
-def test_who_is_no_client_any_more_is_forgotten() -> None:
-    own = underway()
-    own.keep([0, 1])
-    assert list(own.sent) == [0]
 
 
 @pytest.mark.parametrize("name", ["clock", "clients", "0", f"{2**63}", f"{2**63}/1"])

@@ -116,41 +116,6 @@ def accept(own: Intake, *replies: ClientReply) -> Accepted:
     return own.accept(4, replies, SPEC)
 
 
-def test_replies_come_out_in_the_order_of_the_clients(warned: Warned) -> None:
-    own = intake(1, 2, 7)
-    replies, lost = accept(own, (7, raw()), (1, raw()), (2, raw()))
-    assert list(replies) == [1, 2, 7]
-    assert lost == []
-    assert own.asked == {}  # the phase is over
-    assert warned() == []
-    assert own.last_refusal == "nobody was asked"
-
-
-def test_everybody_else_gets_one_line(warned: Warned) -> None:
-    own = intake(0, 1, 2, 3, 4)
-    late = raw(n=np.array(9))
-    replies, _ = accept(
-        own,
-        (4, raw(-1)),
-        (1, raw()),
-        (None, raw()),
-        (9, RawReply(error="out of memory")),
-        (9, raw()),
-        (2, raw()),
-        (1, late),
-        (1, late),
-        (3, RawReply(error="OSError")),
-    )
-    assert list(replies) == [2]
-    # Of clients 0, 1, 3, 4 one each, of who is none of them three.
-    assert len(warned("round 4")) == len(warned()) == 7
-    assert len(warned("client 9")) == 2
-    assert len(warned("client 9", "out of memory")) == 1
-    for word in ("client 0", "client 1", "client 3", "OSError", "client 4"):
-        assert len(warned(word)) == 1
-    assert names(own.last_refusal, "client 4", "num-examples", -1)
-
-
 def test_a_second_reply_refuses_the_first_whichever_is_good() -> None:
     for replies in ([(1, raw()), (1, raw(-1))], [(1, raw(-1)), (1, raw())]):
         assert accept(intake(1), *replies).replies == {}
