@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from simulations.comparing import pages
 from simulations.comparing.compare import Outcome
 from simulations.comparing.comparison import ComparisonPlan, read
-from simulations.comparing.pages import Grid, Image, code
 from simulations.comparing.report import write_report
 from simulations.reports.plots import Picture
 from tests.support.refusals import names, refused
@@ -176,32 +174,6 @@ def test_one_seed_has_numbers_and_no_tests(outcomes: list[Outcome], tmp_path: Pa
     assert "| ditto | model | 50.00 | – | – | 30.00 | 10.00 | 0.50 | 1/1 |" in markdown
     assert "Wilcoxon p" not in markdown
     assert r"| ditto | one\|other | 50.00 | – |" in markdown
-
-
-def test_what_is_special_is_escaped(tmp_path: Path) -> None:
-    picture = tmp_path / "a.png"
-    picture.write_bytes(b"1")
-    parts = [
-        "## <b>",
-        "a & b",
-        code("x < y"),
-        Grid("50 % of a_b", ["n&m", "v"], [["<i>", "–"]]),
-        Image(picture, '"quoted"'),
-    ]
-    page = pages.as_html("<t>", parts)
-    for text in (
-        "&lt;b&gt;",
-        "a &amp; b",
-        "x &lt; y",
-        "&lt;i&gt;",
-        "&quot;quoted&quot;",
-        "&lt;t&gt;",
-    ):
-        assert text in page
-    latex = pages.as_latex(parts)
-    assert r"\caption{50 \% of a\_b}" in latex
-    assert r"n\&m & v \\" in latex
-    assert r"<i> & – \\" in latex
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -8,18 +8,6 @@ from simulations.data import load
 from tests.support.refusals import refused
 
 
-@pytest.mark.parametrize("clients", [3, 12, 30])
-def test_all_digits_are_dealt_evenly_in_three_groups(clients: int) -> None:
-    data = load("digits-swap", 0, clients=clients)
-    sizes = [len(c.train[1]) + len(c.test[1]) for c in data.clients]
-    assert len(data.clients) == clients
-    assert sum(sizes) == 1797
-    assert max(sizes) - min(sizes) <= 1
-    for client, size in zip(data.clients, sizes, strict=True):
-        assert len(client.test[1]) == round(size / 5)
-    assert data.true_clusters.tolist() == sorted([0, 1, 2] * (clients // 3))
-
-
 def test_group_g_holds_each_digit_with_its_label_plus_3g() -> None:
     images, labels = load_digits(return_X_y=True)
     label_of = {

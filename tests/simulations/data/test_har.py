@@ -83,20 +83,6 @@ def test_parts_share_no_sample_and_come_in_time_order(tmp_path: Path, validation
                     assert last < late[0][late[1] == activity, 0].min()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"X": np.zeros((5, 9, 128), np.int16)},
-        {"channels": np.array(CHANNELS[::-1])},
-        {"y": np.full(216, 6, np.uint8)},
-    ],
-    ids=["shape", "channels", "activity"],
-)
-def test_a_file_of_something_else_is_named(tmp_path: Path, changes: dict) -> None:
-    with refused(ValueError, write(tmp_path, **changes), "archive.ics.uci.edu"):
-        load("uci-har", 0, tmp_path)
-
-
 def test_files_that_are_missing_damaged_or_too_small_are_named(tmp_path: Path) -> None:
     with refused(FileNotFoundError, "uci_har_int16.npz.xz", "data-root"):
         load("uci-har", 0, tmp_path)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from simulations.data import ClientData, FederatedData, load
-from simulations.data.images import Pool, cifar10
+from simulations.data.images import Pool
 from simulations.data.partitioned import partitioned
 from tests.support.counts import class_counts
 from tests.support.refusals import refused
@@ -58,25 +58,13 @@ def test_noise_has_variance_sigma_i_over_m_in_training_and_test() -> None:
     assert torch.pdist(scaled).min() > 5  # about sqrt(2 * 64) = 11
 
 
-def test_samples_takes_a_subset_with_the_class_shares_of_the_whole() -> None:
-    """Digits has 174 to 183 of a class: 500 of 1797 are 48.4 to 50.9."""
-    data = load("digits", 0, partition="noise", sigma=0.0, samples=500)
-    labels = torch.cat([y for client in data.clients for _, y in parts(client)])
-    assert set(torch.bincount(labels).tolist()) <= {48, 49, 50, 51}
-    assert len(labels) == 500
-    assert sum(map(size, load("digits", 0, samples=5000).clients)) == 1797
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"clients": 0}, ["clients", 0]),
         ({"clients": 10, "samples": 9}, ["samples", 9]),
-        ({"sigma": float("nan")}, ["sigma", "nan"]),
         ({"partition": "dirichlet-label", "beta": 0}, ["beta", 0]),
-        ({"partition": "dirichlet-quantity", "beta": float("inf")}, ["beta", "inf"]),
         ({"partition": "noise", "overlap": True}, ["overlap", "noise"]),
-        ({"partition": "alike"}, ["partition", "alike"]),
         ({"partition": "noise", "clients": 1000}, ["1 sample(s)", "clients"]),
         ({"partition": "rotation", "groups": 3}, ["groups", 3]),
     ],
@@ -190,15 +178,6 @@ def test_packed_cifar10_is_read_and_says_that_it_is_lossy(
     assert_colours(data, 60, atol=4)  # JPEG moves a colour by a few levels
 
 
-def test_official_cifar10_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    write_packed(tmp_path, *colours(30))
-    FakeCifar10(tmp_path, download=True)
-    fake_torchvision(monkeypatch, FakeCifar10)
-    data = load("cifar10", 0, tmp_path, clients=2, partition="noise", sigma=0.0)
-    assert data.name == "cifar10"
-    assert_colours(data, 60, atol=1e-2)
-
-
 def test_cifar10_is_downloaded_where_there_is_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -244,21 +223,6 @@ def test_real_mnist() -> None:
     x = inputs(data)
     assert x.mean().item() == pytest.approx(0, abs=0.01)
     assert x.std().item() == pytest.approx(1, abs=0.01)
-
-
-@pytest.mark.slow
-def test_real_cifar10() -> None:
-    root = needs("cifar10/cifar10_jpeg_q75.npz")
-    pool = cifar10(0, root)
-    assert np.bincount(pool.labels).tolist() == [6000] * 10
-    data = load("cifar10", 0, root, samples=1000)
-    assert list(map(size, data.clients)) == [100] * 10
-    x = inputs(data)
-    assert x.shape == (1000, 3, 32, 32)
-    # Published means of the channels, 0.491, 0.482 and 0.447, s.d. 0.25; an image's mean has a
-    # s.d. of about 0.15, so the mean of 1000 images one of 0.005.
-    means = (x * 0.5 + 0.5).mean(dim=(0, 2, 3))
-    assert means.tolist() == pytest.approx([0.491, 0.482, 0.447], abs=0.02)
 
 
 def test_the_groups_of_label_groups_are_the_true_clusters() -> None:

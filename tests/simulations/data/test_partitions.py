@@ -10,27 +10,16 @@ from simulations.data.partitions import (
     by_flower,
     dirichlet_label,
     dirichlet_quantity,
-    evenly,
     groups_of,
     hybrid,
     in_groups,
     label_count,
     label_group,
-    noise_std,
     stratified,
 )
 from tests.support.refusals import refused
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 300))
-
-SCHEMES = {
-    "label_count": lambda rng: label_count(LABELS, 10, 2, rng),
-    "dirichlet_label": lambda rng: dirichlet_label(LABELS[:1500], 10, 0.5, rng),
-    "evenly": lambda rng: evenly(len(LABELS), 7, rng),
-    "dirichlet_quantity": lambda rng: dirichlet_quantity(len(LABELS), 10, 0.5, rng),
-    "hybrid": lambda rng: hybrid(LABELS, 10, 2, 0.5, rng),
-    "label_group": lambda rng: label_group(LABELS, 10, 4, rng),
-}
 
 
 def generator(seed: int) -> np.random.Generator:
@@ -51,16 +40,6 @@ class Fixed:
         return np.arange(n)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("deal", SCHEMES.values(), ids=SCHEMES)
-@pytest.mark.parametrize("seed", range(2))
-def test_every_sample_goes_to_one_client_by_the_generator_alone(deal, seed: int) -> None:
-    dealt, again, other = (deal(generator(s)) for s in (seed, seed, 9))
-    assert sorted(np.concatenate(dealt)) == list(range(sum(map(len, dealt))))
-    assert all(np.array_equal(a, b) for a, b in zip(dealt, again, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(dealt, other, strict=True))
-
-
 @pytest.mark.parametrize("k", [1, 2, 3, 6])
 def test_a_client_holds_k_shards_each_of_one_label(k: int) -> None:
     """With 10 classes and 10 clients a class is cut into k shards of 300 / k samples."""
@@ -69,39 +48,6 @@ def test_a_client_holds_k_shards_each_of_one_label(k: int) -> None:
         assert counts.sum() == 300
         assert (counts % (300 // k) == 0).all()
         assert 1 <= np.count_nonzero(counts) <= k
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("beta", [0.5, 5.0])
-def test_label_shares_are_dirichlet(beta: float) -> None:
-    """A share of Dir(beta) over m = 10 is Beta(beta, 9 beta).
-
-    So its mean is 0.1 and its variance 0.09 / (10 beta + 1). 300 classes give 300 independent
-    draws of 10 shares. The shares' sample variance has a relative s.d. below sqrt((k - 1) / 3000)
-    with a kurtosis k < 9: 5 %; cutting at whole samples (of 80) changes it by about 1 %. 0.25 or 1
-    for beta would give a variance off by 50 %.
-    """
-    labels = np.tile(np.arange(300), 80)
-    dealt = dirichlet_label(labels, 10, beta, generator(0))
-    shares = np.stack([np.bincount(labels[part], minlength=300) for part in dealt]) / 80
-    assert shares.sum(axis=0) == pytest.approx(np.ones(300))
-    assert shares.var() == pytest.approx(0.09 / (10 * beta + 1), rel=0.2)
-
-
-@pytest.mark.slow
-def test_label_shares_are_drawn_again_until_every_client_has_ten_samples() -> None:
-    """Of 1000 samples at 20 clients, beta = 0.5, one draw in two leaves a client below 10."""
-    labels = np.tile(np.arange(10), 100)
-    sizes = [
-        [len(part) for part in dirichlet_label(labels, 20, 0.5, generator(s))] for s in range(4)
-    ]
-    assert np.min(sizes) >= 10
-
-
-def test_noise_variance_is_sigma_i_over_m() -> None:
-    """sigma = 0.1, m = 10: 0.01, 0.02, ..., 0.1 for i = 1, ..., 10."""
-    variances = [noise_std(0.1, client, 10) ** 2 for client in range(10)]
-    assert variances == pytest.approx([0.01 * i for i in range(1, 11)])
 
 
 @pytest.mark.parametrize(
@@ -118,30 +64,6 @@ def test_noise_variance_is_sigma_i_over_m() -> None:
 def test_quantity_shares_and_their_minimum(shares: list[float], sizes: list[int]) -> None:
     dealt = dirichlet_quantity(1000, 4, 0.5, Fixed(shares))  # type: ignore[arg-type]
     assert [len(part) for part in dealt] == sizes
-
-
-@pytest.mark.parametrize("clients", [10, 7])
-def test_hybrid_has_few_labels_in_the_first_half_and_unequal_sizes_in_the_other(
-    clients: int,
-) -> None:
-    few = -(-clients // 2)
-    dealt = hybrid(LABELS, clients, 2, 0.5, generator(1))
-    labels = [len(set(LABELS[part])) for part in dealt]
-    sizes = [len(part) for part in dealt]
-    assert max(labels[:few]) <= 2
-    assert set(labels[few:]) == {10}
-    assert min(sizes[few:]) >= 100
-    assert np.std(sizes[few:]) > 2 * np.std(sizes[:few])
-    assert sum(sizes[few:]) == 1500
-    # 4 clients x 2 shards of 10 classes: ceil(0.8) = 1 shard a class, 2 of the 10 unused.
-    assert sum(sizes[:few]) == (1500 if clients == 10 else pytest.approx(1200, abs=100))
-
-
-def test_where_hybrid_overlaps_both_groups_deal_all_samples() -> None:
-    dealt = hybrid(LABELS, 10, 2, 0.5, generator(1), overlap=True)
-    for group in (dealt[:5], dealt[5:]):
-        assert_array_equal(np.sort(np.concatenate(group)), np.arange(len(LABELS)))
-    assert max(len(set(LABELS[part])) for part in dealt[:5]) <= 2
 
 
 def test_a_stratified_subset_keeps_the_class_shares() -> None:

@@ -68,32 +68,6 @@ def test_every_rating_is_with_one_client_once_and_in_its_place(transform: str) -
     assert data.item_ids.tolist() == list(range(84, 101))
 
 
-def test_users_are_dealt_evenly_and_at_random_each_to_one_client() -> None:
-    table = table_of(made_up())
-    data, other = (deal("made-up", seed, table, 5, 0.2, "none") for seed in (1, 2))
-    ids = [client.user_ids for client in data.clients]
-    assert sorted(map(len, ids)) == [4, 4, 5, 5, 5]  # 23 = 5 * 4 + 3
-    assert sorted(np.concatenate(ids).tolist()) == sorted({user for user, _, _ in made_up()})
-    assert ids[0].tolist() != sorted(ids[0].tolist())
-    assert set(ids[0].tolist()) != set(other.clients[0].user_ids.tolist())
-    for client in data.clients:
-        for part in (client.train, client.test):
-            assert (part.num_users, part.num_items) == (len(client.user_ids), 17)
-
-
-def test_zscore_uses_the_training_ratings_of_all_clients_only() -> None:
-    table = table_of(made_up())
-    raw = deal("made-up", 1, table, 5, 0.2, "none")
-    z = deal("made-up", 1, table, 5, 0.2, "zscore")
-    assert (raw.mean, raw.std) == (0, 1)
-    stars = np.concatenate([c.train.values for c in raw.clients])
-    assert z.mean == pytest.approx(stars.mean(), rel=1e-12)
-    assert z.std == stars.std()
-    values = np.concatenate([c.train.values for c in z.clients])
-    assert values.mean() == pytest.approx(0, abs=1e-12)
-    assert values.std() == pytest.approx(1, rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("table", "clients", "test_fraction", "named"),
     [

@@ -1,5 +1,6 @@
 """`load`: names, options, seeds, determinism and the data root, over all data sets."""
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,6 @@ import torch
 
 from simulations.data import FederatedData, RatingsData, load
 from simulations.data.files import data_root
-from simulations.data.registry import _load
-from tests.support.counts import class_counts
 from tests.support.refusals import refused
 
 FREE = [("digits-swap", {}), ("synthetic-s1", {"clients": 4}), ("synthetic-s5", {"clients": 3})]
@@ -18,45 +17,69 @@ SAMPLES = [
     *FREE,
     *(("digits", {"partition": scheme}) for scheme in ("label-count", "noise", "label-group")),
 ]
-OTHERS = [("synthetic-ratings", {"users": 30, "items": 20, "clients": 3}), ("synthetic-v1", {})]
 
 
-def numbers(data: Any) -> np.ndarray:
-    """Return all that a data set has drawn, in one line."""
+def fingerprint(data: Any) -> tuple[int, float]:
+    """Return a checksum of sizes and of all that is a whole number, and the sum of the rest."""
     if isinstance(data, FederatedData):
         parts = [p for c in data.clients for p in (c.train, c.validation, c.test) if p is not None]
-        return np.concatenate([t.numpy().ravel() for part in parts for t in part])
-    if isinstance(data, RatingsData):
+        whole, rest = [y.numpy() for _, y in parts], [x.numpy() for x, _ in parts]
+    elif isinstance(data, RatingsData):
         ratings = [part for client in data.clients for part in (client.train, client.test)]
-        return np.concatenate([np.concatenate([r.users, r.items, r.values]) for r in ratings])
-    return np.concatenate([array.ravel() for client in data.clients for array in client])
+        whole = [np.concatenate([part.users, part.items]) for part in ratings]
+        rest = [part.values for part in ratings]
+    else:
+        whole, rest = [np.array([len(b) for _, b in data.clients])], [a for a, _ in data.clients]
+    numbers = np.concatenate([[len(one) for one in whole], *whole]).astype("<i8")
+    return zlib.crc32(numbers.tobytes()), sum(one.sum(dtype=np.float64) for one in rest)
 
 
-@pytest.mark.parametrize(("name", "options"), SAMPLES + OTHERS)
-def test_the_seed_decides_everything(name: str, options: dict) -> None:
-    first = load(name, 3, **options)
-    _load.cache_clear()  # stands for another worker process
+GOLDEN = [
+    ("digits-swap", {}, 2053794651, 35107.375),
+    ("synthetic-s1", {"clients": 4}, 3285840238, 117494.47907847166),
+    ("synthetic-s5", {"clients": 3, "noise": 0.1}, 592493719, 108490.72996866703),
+    (
+        "synthetic-ratings",
+        {"users": 30, "items": 20, "clients": 3},
+        *(3458872827, 421.83777570141706),
+    ),
+    ("synthetic-v1", {"clients": 4}, 1500295097, 839.175715655076),
+    ("digits", {"samples": 600, "validation": True}, 1722883491, 11751.625),
+    *(
+        ("digits", {"clients": 8, "partition": partition}, *expected)
+        for partition, expected in {
+            "label-count": (1089768959, 28108.25),
+            "noise": (1955707008, 35072.25238580807),
+            "dirichlet-quantity": (3483817667, 35107.375),
+            "hybrid": (3277915053, 31480.9375),
+            "label-group": (1713912763, 35107.375),
+            "rotation": (1204259249, 140429.5),
+            "dirichlet-label": (1474081000, 35107.375),
+            "label-subset": (3519390070, 24556.625),
+            "iid": (3982309692, 35107.375),
+            "linear": (570577879, 35107.375),
+            "square": (3583112184, 35107.375),
+            "pathological": (112621242, 31582.875),
+        }.items()
+    ),
+]
+BY_FLOWER = {"dirichlet-label", "label-subset", "iid", "linear", "square", "pathological"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "whole", "rest"),
+    [
+        # The import of flwr-datasets takes seconds.
+        pytest.param(*one, marks=[pytest.mark.slow] * (one[1].get("partition") in BY_FLOWER))
+        for one in GOLDEN
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Classes:UserWarning")
+def test_what_is_drawn_stays_what_it_was(name: str, options: dict, whole: int, rest: float) -> None:
+    """The published figures were made with these draws; nothing but the seed decides them."""
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002  global numbers must not matter
-    again, other = (load(name, seed, **options) for seed in (3, 4))
-    assert first is not again
-    assert np.array_equal(numbers(first), numbers(again))
-    assert not np.array_equal(numbers(first)[:500], numbers(other)[:500])
-
-
-@pytest.mark.parametrize(("name", "options"), FREE)
-def test_what_a_federated_data_set_promises(name: str, options: dict) -> None:
-    data = load(name, 0, **options)
-    assert data.name == name
-    assert data.true_clusters.shape == (len(data.clients),)
-    for client in data.clients:
-        assert client.validation is None
-        for x, y in (client.train, client.test):
-            assert x.dtype == torch.float32
-            assert y.dtype == torch.int64
-            assert x.shape == (len(y), *data.input_shape)
-            assert 0 <= int(y.min()) <= int(y.max()) < 10 == data.num_classes
-    assert class_counts(data).sum() == sum(len(c.train[1]) for c in data.clients)
+    assert fingerprint(load(name, 3, **options)) == (whole, pytest.approx(rest, rel=1e-6))
 
 
 @pytest.mark.parametrize(("name", "options"), SAMPLES)
@@ -69,10 +92,6 @@ def test_validation_is_a_fifth_of_the_training_part_and_leaves_the_test_part(
         assert len(b.validation[1]) == round(n / 5)
         assert torch.equal(torch.cat([b.train[0], b.validation[0]]), a.train[0])
         assert torch.equal(a.test[0], b.test[0])
-
-
-def test_a_process_loads_once() -> None:
-    assert load("digits-swap", 0) is load("digits-swap", 0, clients=12)
 
 
 def test_data_root_is_the_argument_else_the_variable_else_the_cache(
@@ -92,10 +111,7 @@ def test_data_root_is_the_argument_else_the_variable_else_the_cache(
         ("digits-swap", 0, {"client": 12}, ["client", "clients", "validation"]),
         ("synthetic-s1", 0, {"scenario": "s2"}, ["scenario"]),  # of the loader, but no option
         ("digits-swap", 0, {"clients": "12"}, ["clients", "'12'", "int"]),
-        ("digits-swap", 0, {"clients": True}, ["clients", "True", "int"]),
-        ("digits-swap", 0, {"validation": 1}, ["validation", 1, "bool"]),
         ("synthetic-s1", 0, {"features": "gauss"}, ["features", "gauss", "uniform", "normal"]),
-        ("synthetic-s1", 0, {"clients": 4.0}, ["clients", "4.0", "int | None"]),
         ("synthetic-s1", 0, {"noise": -1}, ["noise", -1]),
         ("digits-swap", -1, {}, ["seed", -1]),
     ],

@@ -35,17 +35,6 @@ def sizes(data: TabularData) -> np.ndarray:
     return np.array([len(b) for _, b in data.clients])
 
 
-@pytest.mark.parametrize("clients", [3, 64, 256])
-def test_v1_has_50_to_150_samples_a_client_of_100_features(clients: int) -> None:
-    data = loaded("synthetic-v1", 0, clients=clients)
-    d = sizes(data)
-    assert len(d) == clients
-    assert 50 <= d.min() <= d.max() <= 150
-    # Uniform on 101 integers: mean 100, deviation sqrt((101^2 - 1) / 12) = 29.2.
-    assert abs(d.mean() - 100) < 4 * 29.2 / np.sqrt(clients)
-    assert (data.name, data.loss, data.num_features) == ("synthetic-v1", "least-squares", 100)
-
-
 def test_v1_has_a_third_of_its_clients_samples_of_each_distribution() -> None:
     data = loaded("synthetic-v1", 0)
     d, (a, b) = sizes(data), pooled(data)
@@ -113,12 +102,6 @@ def test_qsar_deals_every_sample_once_with_its_label(toxicity: Path) -> None:
     assert sorted(numbers) == list(range(1, 61))
     assert numbers.tolist() != sorted(numbers)
     np.testing.assert_array_equal(b, numbers % 5 == 0)
-
-
-def test_qsar_columns_have_norm_1_and_an_empty_one_stays_empty(toxicity: Path) -> None:
-    a, _ = pooled(loaded("qsar", 0, toxicity, clients=5))
-    # Bits 0 to 5 occur among 1 to 60, bit 6 (64) does not.
-    np.testing.assert_allclose(np.linalg.norm(a, axis=0), [1, 1, 1, 0, 1, 1, 1, 0], rtol=1e-12)
 
 
 def changed(name: str, row: int, column: int, value: float) -> dict[str, np.ndarray]:

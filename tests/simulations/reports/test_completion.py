@@ -3,14 +3,12 @@
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from simulations.data import load
 from simulations.experiments.experiment import RunConfig
 from simulations.experiments.loading import load_settings
-from simulations.reports import plots
 from tests.simulations.quick_runs import result_of, rounds_of, run
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", "~/.cache/fl-admm-strategies")).expanduser()
@@ -42,20 +40,10 @@ def small(out: Path, *changes: str, transform: str = "none") -> RunConfig:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transform", ["none", "zscore"])
-def test_a_run_is_measured_in_stars(
-    tmp_path: Path, transform: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[dict[str, Any]] = []
-    draw = plots.curves
-    monkeypatch.setattr(plots, "curves", lambda *a, **k: (drawn.append(k), draw(*a, **k)))
-    changes = (f"report.pdf={str(transform == 'none').lower()}",)
-    folder = run(small(tmp_path / "run", *changes, transform=transform))
+def test_a_run_is_measured_in_stars(tmp_path: Path, transform: str) -> None:
+    folder = run(small(tmp_path / "run", "report.pdf=true", transform=transform))
     result = result_of(folder)
-    picture = drawn[0]["picture"]
-    assert picture.title == "FedMC-ADMM on synthetic-ratings"
-    assert "rank=3, regularizer=l2(lam=0.3), beta=1" in picture.setting
-    assert "client.regularizer=l2(lam=0.3), fraction-train=0.5, seed=0" in picture.setting
-    assert (folder / "metric.pdf").exists() == (transform == "none")
+    assert (folder / "metric.pdf").exists()
     federated = result["models"]["users' and items' factors"]["mean"]
     last = rounds_of(folder)[-1]
     assert federated == pytest.approx(last["result"][1]["rmse"], rel=1e-12)
@@ -111,14 +99,3 @@ def test_movielens_100k(tmp_path: Path) -> None:
     federated = result["models"]["users' and items' factors"]["mean"]
     # As good as one who sees all ratings, with biases; measured over five seeds: 0.910.
     assert abs(federated - 0.91) < 0.02
-
-
-@pytest.mark.slow
-@needs("ml-1m/ratings.dat")
-@pytest.mark.parametrize(("profile", "below"), [("paper", 1.0), ("authors", 0.96)])
-def test_movielens_1m(tmp_path: Path, profile: str, below: float) -> None:
-    """Measured over three seeds: 0.990 (spread 0.002) and 0.946 (0.004)."""
-    changes = ("training.evaluate-every=100",)
-    config = RunConfig("movielens-1m", profile=profile, changes=changes, out=tmp_path / "run")
-    result = result_of(run(config))
-    assert 0.87 < result["models"]["users' and items' factors"]["mean"] < below  # ALS: 0.871

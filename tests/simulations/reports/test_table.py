@@ -162,9 +162,3 @@ def test_baselines_stand_between_the_run_and_the_published_numbers():
     sections = ("This run", "Run here", "Ditto: p", "New clients", "FPFC: p", "Published", "LOCAL")
     places = [text.index(word) for word in sections]
     assert places == sorted(places)
-
-
-def test_brackets_in_a_name_are_shown():
-    text = shown(results_table(make_result(experiment="s1 [dim]", published={"IFCA [17]": {}})))
-    assert "s1 [dim]" in text
-    assert row(text, "IFCA [17]") == ["–"] * 4

@@ -34,13 +34,6 @@ def test_a_share_of_every_true_cluster_is_held_out() -> None:
         load_settings("fedadmm-digits", changes=[QUARTER])
 
 
-def test_both_sides_of_the_app_have_the_same_clients() -> None:
-    problem = load_experiment(RunConfig("digits-fpfc", changes=(QUARTER,))).problem
-    assert problem.num_clients == 9
-    assert problem.newcomers.num_clients == 3
-    assert load_experiment(RunConfig("digits-fpfc")).problem.newcomers is None
-
-
 @pytest.mark.slow
 def test_the_report_has_their_groups_and_their_accuracy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

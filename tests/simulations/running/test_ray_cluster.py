@@ -8,19 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from clients import client_app
 from simulations.experiments.experiment import RunConfig
 from simulations.running import cli
 from tests.simulations.quick_runs import run
-from tests.support.federation import Mean, assert_same_bits, initial_arrays, run_on_ray
+from tests.support.federation import assert_same_bits
 from tests.support.refusals import names
 
 ROOT = Path(__file__).parents[3]
@@ -60,35 +56,6 @@ def simulations(folder: Path, *arguments: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_clients_run_on_all_nodes(address: str) -> None:
-    places: dict[int, dict[int, float]] = {}
-
-    def client_fn(context: Context) -> Any:
-        import ray
-        from flwr.client import NumPyClient
-
-        class Placed(NumPyClient):
-            def fit(self, parameters: Any, config: Any) -> Any:
-                node = ray.get_runtime_context().get_node_id()
-                return parameters, 1, {"node": int(node[:8], 16)}
-
-        return Placed().to_client()
-
-    server = ServerApp()
-
-    @server.main()
-    def main(grid: Grid, context: Context) -> None:
-        strategy = Mean(fraction_evaluate=0.0)
-        strategy.start(grid, initial_arrays(), 2)
-        for server_round, metrics in strategy.train_metrics.items():
-            places[server_round] = {client: m["node"] for client, m in metrics.items()}
-
-    run_on_ray(server, client_app(client_fn), 4, num_cpus=None, address=address)
-    assert [len(by_client) for by_client in places.values()] == [4, 4]
-    assert len({node for by_client in places.values() for node in by_client.values()}) == 2
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -89,12 +88,6 @@ def test_a_run_leaves_its_files(short_run: Path) -> None:
     omega = state["state/pairs/omega"]
     personal = [np.append(one["weight"], one["bias"]) for one in models.personal.values()]
     np.testing.assert_array_equal(personal, omega.astype(np.float32))
-    for path in short_run.glob("*.png"):
-        header = path.read_bytes()[:24]
-        assert header[:8] == b"\x89PNG\r\n\x1a\n"
-        width, height = struct.unpack(">II", header[16:])
-        assert width > 600
-        assert height > 400
     assert load_settings(str(short_run / "experiment.toml")) == load_settings(
         "digits-fpfc", changes=SHORT
     )
@@ -154,10 +147,6 @@ def test_the_report_tells_of_the_search_for_groups(
     sent = 6 * (2 + 1) + 12 * 2 + len(found["losses"]) * 12 * (2 * 5 + 1)
     taken = f"{found['losses'][found['chosen']]:.3g}, taken"
     assert names(output, "rounds 1 to 8", taken, f"{650 * sent:,} numbers")
-    one = "data={ name = 'digits', options = { partition = 'noise', clients = 5, sigma = 0.05 } }"
-    _, output = search("one", *quick, one)
-    assert names(output, "FPFC found 1 group", "5 clients")
-    assert search("short", *SHORT)[0] is None
 
 
 @pytest.mark.slow
@@ -204,9 +193,7 @@ def test_experiments_on_real_files_run_to_the_end(
 
 
 @pytest.mark.slow
-def test_published_numbers_stand_beside_their_data_and_model_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_published_numbers_stand_beside_their_data_and_model_alone() -> None:
     def published(*changes: str) -> list[str]:
         return [*load_experiment(RunConfig("synthetic-s1", changes=changes)).settings.published]
 
@@ -225,7 +212,3 @@ def test_published_numbers_stand_beside_their_data_and_model_alone(
         found = load_experiment(RunConfig(experiment, profile=profile))
         assert bool(found.settings.published) == is_theirs, (experiment, profile)
         assert bool(found.unlike) != is_theirs
-    changes = ("data.options={clients=8}", "training.num-rounds=1", "algorithm.local-epochs=1")
-    out = run(RunConfig("synthetic-s1", changes=changes, out=tmp_path / "out"))
-    assert result_of(out)["published"] == {}
-    assert names(capsys.readouterr().out, "published", "data.options.clients")

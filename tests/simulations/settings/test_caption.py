@@ -35,11 +35,6 @@ def test_privacy_is_there() -> None:
     assert {"privacy=(clip=0.5", "noise-multiplier=2", "delta=0.001)"} <= set(parts)
 
 
-def test_zero_is_a_value() -> None:
-    """0 equals False, which stands for a switch that is off."""
-    assert "lam=0" in caption("ditto-digits", "algorithm.lam=0.0")
-
-
 def test_a_switch_is_there_where_it_was_turned() -> None:
     fedcp = "algorithm={ name = 'fedcp', gumbel = false }"
     assert "gumbel=false" in caption("ditto-digits", fedcp)
