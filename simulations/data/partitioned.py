@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -122,7 +122,6 @@ def partitioned(
         raise ValueError(f"groups is {groups}, expected 1, 2 or 4 with 'rotation'.")
     deal: dict[str, Callable[[], list[partitions.Index]]] = {
         "label-count": lambda: partitions.label_count(labels, clients, labels_per_client, rng),
-        "dirichlet-label": lambda: partitions.dirichlet_label(labels, clients, beta, rng),
         "noise": lambda: partitions.evenly(n, clients, rng),
         "dirichlet-quantity": lambda: partitions.dirichlet_quantity(n, clients, beta, rng),
         "hybrid": lambda: partitions.hybrid(
@@ -131,7 +130,8 @@ def partitioned(
         "label-group": lambda: partitions.label_group(labels, clients, groups, rng),
         "rotation": lambda: partitions.in_groups(n, clients, groups, rng),
     }
-    by_flower = partial(partitions.by_flower, partition, labels, clients, labels_per_client, rng)
+    skew: dict[str, Any] = {"labels_per_client": labels_per_client, "beta": beta}
+    by_flower = partial(partitions.by_flower, partition, labels, clients, rng, **skew)
     dealt = deal.get(partition, by_flower)()
     grouped = partition in ("label-group", "rotation")
     truth = partitions.groups_of(clients, groups) if grouped else None

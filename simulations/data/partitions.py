@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from flwr_datasets.partitioner import Partitioner
 
 Index = npt.NDArray[np.int64]
 
@@ -80,109 +77,69 @@ def label_count(
     return [np.concatenate([shards[s] for s in hand]) for hand in drawn.reshape(clients, -1)]
 
 
-def _load(partitioner: Partitioner, clients: int, **columns: Index) -> list[Index]:
-    """Let a partitioner of flwr-datasets deal a table that also has the sample indices."""
-    from datasets import Dataset  # here: takes seconds
-
-    n = len(next(iter(columns.values())))
-    columns.setdefault("index", np.arange(n))
-    partitioner.dataset = Dataset.from_dict(columns)
-    return [np.asarray(partitioner.load_partition(i)["index"]) for i in range(clients)]
-
-
-def dirichlet_label(
-    labels: Index, clients: int, beta: float, rng: np.random.Generator
-) -> list[Index]:
-    """Label skew by distribution, ``Dir(beta)`` (scheme 2), by `DirichletPartitioner`.
-
-    Class c goes to the clients in the shares p_c ~ Dirichlet(beta, ..., beta). The shares are drawn
-    again, up to 10 times, until every client has 10 samples.
-
-    Parameters
-    ----------
-    labels : ndarray, shape (n,)
-        Class of each sample.
-    clients : int
-        Number of clients, m.
-    beta : float
-        Concentration beta, above 0; the smaller, the fewer labels a client has.
-    rng : Generator
-        Decides the shares, and who gets which samples.
-
-    Raises
-    ------
-    ValueError
-        If a client stays below 10 samples.
-    """
-    from flwr_datasets.partitioner import DirichletPartitioner
-
-    # The partitioner cuts a class in the order in which its samples come.
-    order = rng.permutation(len(labels))
-    partitioner = DirichletPartitioner(
-        clients,
-        "label",
-        beta,
-        min_partition_size=MIN_LABEL_SKEW,
-        shuffle=False,
-        seed=int(rng.integers(2**32)),
-    )
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The specified min_partition_size")
-            return _load(partitioner, clients, label=labels[order], index=order)
-    except ValueError as error:
-        raise ValueError(
-            f"With clients={clients} and beta={beta} no draw of the label shares of {len(labels)} "
-            f"samples gave every client {MIN_LABEL_SKEW}. Use fewer clients, more samples or a "
-            "larger beta."
-        ) from error
-
-
 _LABELS_DRAWN: dict[str, Any] = {"pathological": "first-deterministic", "label-subset": "random"}
 
 
 def by_flower(
-    name: str, labels: Index, clients: int, labels_per_client: int, rng: np.random.Generator
+    name: str,
+    labels: Index,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    labels_per_client: int = 2,
+    beta: float = 0.5,
 ) -> list[Index]:
     """Deal by one of flwr-datasets' partitioners, which has its rule.
 
     Parameters
     ----------
-    name : {"iid", "linear", "square", "pathological", "label-subset"}
-        Alike parts; sizes that grow with the client's number, or its square; or `labels_per_client`
-        labels a client: client i has label i and others, so that all are dealt where there are as
-        many clients, or all are drawn at random, PACFL's label skew, where nobody may draw one.
+    name : {"dirichlet-label", "iid", "linear", "square", "pathological", "label-subset"}
+        Label skew by distribution, ``Dir(beta)`` (scheme 2): class c goes to the clients in the
+        shares p_c ~ Dirichlet(beta, ..., beta), drawn again, up to 10 times, until every client has
+        10 samples. IID parts; sizes that grow with the client's number, or its square. Or
+        `labels_per_client` labels a client: client i has label i and others, so that all are dealt
+        where there are as many clients, or all are drawn at random, PACFL's label skew, where
+        some labels may be drawn by no client.
     labels : ndarray, shape (n,)
         Class of each sample.
     clients : int
         Number of clients, m.
+    rng : Generator
+        Decides the shares, and which client gets which samples.
     labels_per_client : int
         Of the last two.
-    rng : Generator
-        Decides who gets which samples.
+    beta : float
+        Concentration beta, above 0; the smaller, the fewer labels a client has.
 
     Raises
     ------
     ValueError
-        If a client would have no samples.
+        If a client would have no samples, or by "dirichlet-label" less than 10.
     """
+    from datasets import Dataset  # here: takes seconds
     from flwr_datasets import partitioner as flowers
 
+    # A partitioner cuts a class in the order in which its samples come.
     order, seed = rng.permutation(len(labels)), int(rng.integers(2**32))
-    made: Partitioner
-    if name in _LABELS_DRAWN:
-        made = flowers.PathologicalPartitioner(
-            clients, "label", labels_per_client, _LABELS_DRAWN[name], shuffle=False, seed=seed
-        )
+    options: dict[str, Any] = {"shuffle": False, "seed": seed}
+    if name == "dirichlet-label":
+        options["min_partition_size"] = MIN_LABEL_SKEW
+        made = flowers.DirichletPartitioner(clients, "label", beta, **options)
+    elif name in _LABELS_DRAWN:
+        options["class_assignment_mode"] = _LABELS_DRAWN[name]
+        made = flowers.PathologicalPartitioner(clients, "label", labels_per_client, **options)
     else:
         made = getattr(flowers, f"{name.capitalize()}Partitioner")(clients)
+    made.dataset = Dataset.from_dict({"label": labels[order], "index": order})
     try:
-        return _load(made, clients, label=labels[order], index=order)
+        with warnings.catch_warnings(action="ignore"):  # of sizes and classes, which are refused
+            return [np.asarray(made.load_partition(i)["index"]) for i in range(clients)]
     except (ValueError, KeyError) as error:
         raise ValueError(
             f"flwr-datasets' {type(made).__name__} cannot deal {len(labels)} samples to "
-            f"clients={clients}: {str(error).rstrip('.')}. Use fewer clients or more samples, and "
-            "at most as many labels_per_client as there are classes."
+            f"clients={clients} with beta={beta}: {str(error).rstrip('.')}. Use fewer clients, "
+            "more samples, a larger beta, and at most as many labels_per_client as there are "
+            "classes."
         ) from error
 
 

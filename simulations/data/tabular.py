@@ -144,21 +144,20 @@ def _read_mat(
 ) -> npt.NDArray[Any]:
     """Read one matrix of a MATLAB file, dense or sparse, whose entries are of two values."""
     from scipy.io import loadmat
-    from scipy.sparse import issparse
+    from scipy.sparse import csr_matrix
 
     with reading(path, QSAR_SOURCE):
         # No warning of the kind of sparse matrix: we take all.
         with warnings.catch_warnings(action="ignore"), path.open("rb") as file:
-            matrix = loadmat(file, variable_names=[variable])[variable]
-        matrix = matrix.toarray() if issparse(matrix) else np.asarray(matrix)
+            matrix: npt.NDArray[Any] = csr_matrix(
+                loadmat(file, variable_names=[variable])[variable]
+            ).toarray()
         if matrix.shape != shape:
             raise ValueError(f"{variable} has shape {matrix.shape}, expected {shape}")
         if len(wrong := np.argwhere(~np.isin(matrix, allowed))):
             row, column = wrong[0]
-            raise ValueError(
-                f"{variable}({row + 1}, {column + 1}) is {matrix[row, column]}, expected one of "
-                f"{allowed}; {len(wrong)} entries are wrong"
-            )
+            found = f"{variable}({row + 1}, {column + 1}) is {matrix[row, column]}"
+            raise ValueError(f"{found}, expected one of {allowed}; {len(wrong)} entries are wrong")
     return matrix
 
 

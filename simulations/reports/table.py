@@ -16,30 +16,6 @@ from .base import NONE
 from .files import Result, row_of, total_traffic
 
 
-def small_table(title: str, first: str, *headers: str) -> Table:
-    """Return an empty table that fits beside others in a report.
-
-    Parameters
-    ----------
-    title, first : str
-        Title, and the header of the column of names.
-    *headers : str
-        Those of the columns of numbers.
-    """
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    table.add_column(first)
-    for header in headers:
-        table.add_column(header, justify="right")
-    return table
-
-
 def results_table(result: Result) -> Group:
     """Lay out a run's results, with the published ones under a rule.
 

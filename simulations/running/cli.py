@@ -46,6 +46,10 @@ _DataRoot = Annotated[
 _RayAddress = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Run on a Ray cluster that is there.")
 ]
+_Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: training.num-rounds=50"),
+]
 _Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show Flower's and Ray's messages, and tracebacks.")
 ]
@@ -116,10 +120,7 @@ def run(
     ] = None,
     ray_address: _RayAddress = None,
     profile: _Profile = "",
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: algorithm.lr=0.1"),
-    ] = None,
+    change: _Changes = None,
     seed: Annotated[int | None, typer.Option(min=0, help="In place of the file's.")] = None,
     data_root: _DataRoot = None,
     out: Annotated[
@@ -209,10 +210,7 @@ def compare(
         str | None, typer.Option(help="Has data, model, rounds and settings (default: compare).")
     ] = None,
     profile: _Profile = "",
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="training.num-rounds=50, ditto.lam=1."),
-    ] = None,
+    change: _Changes = None,
     out: Annotated[
         Path, typer.Option(help="Folder of the results; a comparison in it goes on.")
     ] = Path("comparison"),

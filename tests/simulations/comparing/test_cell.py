@@ -19,7 +19,6 @@ from tests.support.pace import fast
 from tests.support.refusals import names, refused
 
 SHORT = {"training.num-rounds": 2, "algorithm.local-epochs": 3}
-ONCE = {"algorithm.local-epochs": 1}
 
 OWN = """
 import torch

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from simulations.data import FederatedData, load
-from simulations.data.images import FILES, deal, swap_labels
+from simulations.data.images import deal
 from tests.support.refusals import refused
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
@@ -154,23 +154,3 @@ def test_labels_that_do_not_fit_are_named(root: Path, labels: np.ndarray) -> Non
     write_idx(path, labels)
     with refused(ValueError, path):
         load("mnist-swap", 1, root)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "folder"), DATASETS.items())
-def test_real_files(name: str, folder: str) -> None:
-    raw = ROOT / folder / "raw"
-    if not all((raw / f).is_file() or (raw / f"{f}.gz").is_file() for f in FILES):
-        pytest.skip(f"needs the idx files of {folder} in {folder}/raw under $FL_ADMM_DATA")
-    data = load(name, 1, ROOT)
-    assert sum(len(c.train[1]) for c in data.clients) == 60_000
-    assert sum(len(c.test[1]) for c in data.clients) == 10_000
-    labels = torch.cat(
-        [
-            torch.from_numpy(swap_labels(c.train[1].numpy(), g))
-            for g, c in zip(np.arange(20) // 5, data.clients, strict=True)
-        ]
-    )
-    # Swapping back gives the published class counts: 0 and 9 of MNIST; FashionMNIST has 6000 each.
-    expected = {"MNIST": [5923, 5949], "FashionMNIST": [6000, 6000]}[folder]
-    assert torch.bincount(labels)[[0, 9]].tolist() == expected

@@ -4,11 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
 
 from simulations.data.partitions import (
     by_flower,
-    dirichlet_label,
     dirichlet_quantity,
     groups_of,
     hybrid,
@@ -77,7 +75,7 @@ def test_a_stratified_subset_keeps_the_class_shares() -> None:
 
 
 def test_a_client_has_some_labels_and_a_class_is_shared_by_who_drew_it() -> None:
-    dealt = by_flower("label-subset", LABELS, 20, 2, generator(0))
+    dealt = by_flower("label-subset", LABELS, 20, generator(0))
     counts = np.array([np.bincount(LABELS[part], minlength=10) for part in dealt])
     assert (np.count_nonzero(counts, axis=1) == 2).all()
     for label in range(10):
@@ -98,38 +96,23 @@ def test_groups_have_classes_of_their_own() -> None:
     assert sum(map(len, set(labels))) == 10
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["iid", "linear", "square", "pathological"])
-def test_flowers_partitioners_deal_by_their_rules(scheme: str) -> None:
-    dealt, again = (by_flower(scheme, LABELS, 10, 3, generator(1)) for _ in range(2))
-    sizes = np.array([len(part) for part in dealt])
-    every = np.concatenate(dealt)
-    assert len(np.unique(every)) == len(every)
-    for part, same in zip(dealt, again, strict=True):
-        assert_array_equal(part, same)
-        assert not np.array_equal(part, np.sort(part))  # not the first samples, in their order
-    if scheme == "pathological":
-        assert [len(np.unique(LABELS[part])) for part in dealt] == [3] * 10
-    else:
-        power = {"iid": 0, "linear": 1, "square": 2}[scheme]
-        shares = np.arange(1.0, 11.0) ** power
-        assert np.abs(sizes - len(LABELS) * shares / shares.sum()).max() <= 10  # rounding
-        assert len(every) == len(LABELS)
-
-
 @pytest.mark.parametrize(
     ("deal", "named"),
     [
         (lambda rng: label_count(LABELS, 10, 11, rng), ["labels_per_client", 11]),
         (lambda rng: label_count(np.array([0, 0, 0, 1]), 2, 2, rng), ["2 shards", "class 1"]),
-        (lambda rng: dirichlet_label(LABELS, 50, 0.1, rng), ["clients=50", "beta=0.1"]),
-        (lambda rng: dirichlet_label(LABELS[:40], 50, 0.5, rng), ["clients=50"]),
+        (
+            lambda rng: by_flower("dirichlet-label", LABELS, 50, rng, beta=0.1),
+            ["clients=50", "beta=0.1"],
+        ),
         (lambda rng: hybrid(LABELS, 1, 2, 0.5, rng), ["clients", 1]),
-        (lambda rng: by_flower("label-subset", LABELS, 5, 11, rng), ["labels_per_client"]),
+        (
+            lambda rng: by_flower("label-subset", LABELS, 5, rng, labels_per_client=11),
+            ["labels_per_client"],
+        ),
         (lambda rng: label_group(LABELS, 20, 11, rng), ["groups", 11]),
         (lambda rng: in_groups(12, 5, 0, rng), ["groups", 0]),
-        (lambda rng: by_flower("linear", LABELS[:20], 10, 2, rng), ["clients=10", "20 samples"]),
-        (lambda rng: by_flower("pathological", LABELS, 5, 11, rng), ["labels_per_client"]),
+        (lambda rng: by_flower("linear", LABELS[:20], 10, rng), ["clients=10", "20 samples"]),
     ],
 )
 def test_what_a_scheme_refuses(deal, named: list[Any]) -> None:

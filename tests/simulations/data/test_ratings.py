@@ -136,27 +136,6 @@ def test_a_damaged_file_is_named(
         loaded(name, path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "ratings", "users", "items", "sizes"),
-    [
-        pytest.param("ml-100k", 100_000, 943, 1682, {9, 10}, marks=needs("ml-100k/u.data")),
-        pytest.param("ml-1m", 1_000_209, 6040, 3706, {60, 61}, marks=needs("ml-1m/ratings.dat")),
-    ],
-)
-def test_real_files(name: str, ratings: int, users: int, items: int, sizes: set[int]) -> None:
-    data = load(name, 0, ROOT)
-    assert isinstance(data, RatingsData)
-    assert (users_of(data), data.num_items, len(data.clients)) == (users, items, 100)
-    assert {len(c.user_ids) for c in data.clients} == sizes  # 943 = 100 * 9 + 43
-    train, test = (sum(len(getattr(c, p)) for c in data.clients) for p in ("train", "test"))
-    assert train + test == ratings
-    assert test == pytest.approx(ratings / 5, abs=50)  # each client rounds by 1/2 at most
-    for client in data.clients:
-        assert set(np.unique(client.train.values)) == {1, 2, 3, 4, 5}
-    _load.cache_clear()  # large
-
-
 def test_synthetic_ratings_are_of_low_rank_and_in_the_scale() -> None:
     data = load("synthetic-ratings", 0, users=40, items=30, rank=3, density=1, noise=0, clients=4)
     assert isinstance(data, RatingsData)

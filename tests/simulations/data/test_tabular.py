@@ -35,26 +35,6 @@ def sizes(data: TabularData) -> np.ndarray:
     return np.array([len(b) for _, b in data.clients])
 
 
-def test_v1_has_a_third_of_its_clients_samples_of_each_distribution() -> None:
-    data = loaded("synthetic-v1", 0)
-    d, (a, b) = sizes(data), pooled(data)
-    # The median of |x| is 0.67 for N(0, 1), 0.73 for t and 2.5 for U[-5, 5].
-    uniform = np.median(np.abs(a), axis=1) > 1.5
-    assert uniform.sum() == sum(d[-21:])  # 64 = 22 + 21 + 21
-    assert np.abs(a[uniform]).max() <= 5
-    # Variance of U[-5, 5]: 25/3. Fourth moment 5^4/5: relative deviation sqrt((9/5 - 1) / n).
-    for part in (a[uniform], b[uniform]):
-        assert part.var() == pytest.approx(25 / 3, rel=4 * np.sqrt(0.8 / part.size))
-    # Of the others the share d_t / (d_n + d_t) is t, with P(|t| > 4) = 2 (1 - F_5(4)) = 0.010324,
-    # and for N(0, 1) it is 0.000063. b has too few to tell: it is drawn with its row.
-    tail = np.count_nonzero(np.abs(a[~uniform]) > 4)
-    n, t = 100 * sum(d[:22]), 100 * sum(d[22:43])
-    expected = 0.000063 * n + 0.010324 * t
-    assert abs(tail - expected) < 4 * np.sqrt(expected)
-    # E|b| of the mixture is between that of N(0, 1), 0.798, and that of t, 0.949.
-    assert 0.798 - 0.08 < np.abs(b[~uniform]).mean() < 0.949 + 0.08
-
-
 @pytest.mark.parametrize(
     ("d", "clients"),
     [(8992, 64), (8992, 256), (1000, 1000), (7, 1), (12, 5), (400, 10), (399, 10), (200_000, 512)],

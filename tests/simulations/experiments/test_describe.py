@@ -6,7 +6,6 @@ import pytest
 
 from simulations.experiments.describe import described, settings_in
 from simulations.experiments.loading import load_settings
-from simulations.settings.wording import parameter_docs
 from tests.simulations.quick_runs import EXPERIMENTS
 from tests.simulations.screen import shown
 
@@ -48,43 +47,3 @@ def test_a_table_among_the_settings_is_shown_with_its_own() -> None:
     assert found["algorithm.penalty.lam"].value == 0.6
     assert found["algorithm.penalty.a"].default == 3.7
     assert "the shape" in found["algorithm.penalty.a"].meaning
-
-
-def test_parameters_of_a_docstring() -> None:
-    class Base:
-        """Base.
-
-        Parameters
-        ----------
-        a, b : int
-            Of two names,
-            on two lines.
-        c : float (default: 1.0)
-            Of the base.
-        """
-
-    class Derived(Base):
-        """Derived.
-
-        Parameters
-        ----------
-        c
-            Without a type.
-
-            With a second paragraph: of text.
-        **base
-            The parameters of `Base`.
-
-        Returns
-        -------
-        d : int
-            Is no parameter.
-        """
-
-    assert parameter_docs(*Derived.__mro__) == {
-        "c": "Without a type. With a second paragraph: of text.",
-        "**base": "The parameters of `Base`.",
-        "a": "Of two names, on two lines.",
-        "b": "Of two names, on two lines.",
-    }
-    assert parameter_docs(object()) == {}

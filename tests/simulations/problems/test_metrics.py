@@ -4,11 +4,8 @@ import math
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 from torch import Tensor, nn
 
-from clients import SGDClient
-from clients.toolkit.solving.steps import take_steps
 from simulations.problems.torch_model import auc, macro_f1, weighted_f1
 
 
@@ -64,27 +61,3 @@ def test_auc_averages_over_the_classes_that_are_there() -> None:
         ]
     )
     assert auc(probabilities.log(), torch.tensor([0, 0, 2, 2])) == pytest.approx((3 / 4 + 1) / 2)
-
-
-def test_a_client_reports_them() -> None:
-    context = Context(run_id=0, node_id=0, node_config={}, state=RecordDict(), run_config={})
-    inputs, targets = torch.eye(3), torch.tensor([0, 1, 1])
-    model = nn.Linear(3, 3, bias=False)
-    with torch.no_grad():
-        model.weight.copy_(torch.eye(3))
-    client = SGDClient(
-        context,
-        model,
-        [(inputs, targets)],
-        nn.CrossEntropyLoss(),
-        test_loader=[(inputs[:1], targets[:1]), (inputs[1:], targets[1:])],
-        metrics={"f1": weighted_f1, "auc": auc},
-    )
-    _, _, metrics = take_steps(
-        client.evaluate_models({"personal": {"weight": torch.eye(3).numpy()}}), client.perform
-    )
-    # Class 0: F1 1, weight 1/3; class 1: precision 1, recall 1/2, F1 2/3. AUC: sample 2 gives class
-    # 0 and 1 the same probability, less than the right one of samples 0 and 1: class 0 is ranked
-    # right, and of class 1's two pairs with sample 0 one is in order and one a tie.
-    assert metrics["personal-f1"] == pytest.approx(1 / 3 + 2 / 3 * 2 / 3)
-    assert metrics["personal-auc"] == pytest.approx((1 + 3 / 4) / 2)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from flwr.app import Context, RecordDict
 
@@ -15,7 +13,6 @@ from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.experiments.loading import load_settings
 from simulations.methods import Federation
 from simulations.problems import TorchProblem
-from tests.simulations.quick_runs import TINY, result_of, run
 from tests.support.refusals import refused
 
 SMALL = ("data.name=digits", "model.name=mlp", "training.batch-size=20")
@@ -70,32 +67,3 @@ def test_metrics_of_a_classification_are_refused_for_a_regression() -> None:
         TorchProblem(settings, data)
     plain = TorchProblem(load_settings("housing-bodyfat"), data)
     assert (plain.metric.key, list(plain.client_arguments(0)["metrics"])) == ("rmse", ["rmse"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedrod", "fedcp"])
-def test_a_method_with_two_heads_starts_from_the_same_weights(method: str, tmp_path: Path) -> None:
-    # Its model is the experiment's, split; what is new in it (FedCP's policy) is of the seed.
-    federation = federation_of("fedadmm-digits", f"algorithm={{ name = '{method}' }}")
-    strategy = federation.strategy()
-    arrays = federation.initial_arrays(strategy).to_torch_state_dict()
-    plain = federation.problem.initial_arrays(strategy).to_torch_state_dict()
-    for name, tensor in plain.items():
-        layer, _, kind = name.partition(".")
-        for own_name in (
-            (f"head.{kind}", f"personal_head.{kind}") if layer == "fc3" else (f"base.{name}",)
-        ):
-            assert torch.equal(arrays[own_name], tensor), own_name
-    for number in (0, 3):
-        held = client_of(federation, number).model.state_dict()
-        assert held.keys() == arrays.keys()
-        assert all(torch.equal(held[name], tensor) for name, tensor in arrays.items())
-    # As algorithm and as baseline of another.
-    out = tmp_path / "alone", tmp_path / "beside"
-    table = f"algorithm={{ name = '{method}', lr = 0.1, local-epochs = 1 }}"
-    tiny = [change for change in TINY if not change.startswith("algorithm.")]
-    alone = run(RunConfig("fedadmm-digits", changes=(*tiny, table), out=out[0]))
-    changes = (*TINY, f"baselines.{method}={{ lr = 0.1 }}")
-    beside = run(RunConfig("fedadmm-digits", changes=changes, out=out[1]))
-    (models,) = (held["models"] for held in result_of(beside)["baselines"].values())
-    assert models == result_of(alone)["models"]

@@ -1,45 +1,6 @@
 """FedAPM in the app: its experiments, on digits."""
 
-from pathlib import Path
-
-import numpy as np
-import pytest
-from safetensors.numpy import load_file
-
-from simulations.experiments.experiment import RunConfig
 from simulations.experiments.loading import load_settings
-from tests.simulations.quick_runs import last_evaluation, result_of, run
-
-DIGITS = (
-    "data.name=digits",
-    "data.options={ clients = 4, samples = 300 }",
-    "training.num-rounds=2",
-    "training.fraction-train=0.5",
-    "training.evaluate-every=2",
-    "training.batch-size=20",
-    "baselines={ fedavg = {}, local = {}, fedalt = { personal = '^fc3' } }",
-)
-MLP = (*DIGITS, "model.name=mlp", "algorithm.personal=^fc3", "algorithm.lr=0.5")
-
-
-@pytest.mark.slow
-def test_fedapm_reports_both_kinds_of_model_beside_the_baselines(tmp_path: Path) -> None:
-    folder = run(RunConfig("fedapm-cifar10", changes=MLP, out=tmp_path / "run"))
-    result = result_of(folder)
-    clients = last_evaluation(folder).values()
-    assert len(clients) == 4
-    titles = {"personal model": "personal", "own part with the shared one": "global"}
-    assert list(result["models"]) == list(titles)
-    assert list(result["baselines"]) == ["FedAvg", "Local", "FedAlt"]
-    assert list(result["baselines"]["FedAlt"]["models"]) == ["personal model"]
-    for title, kind in titles.items():
-        for metric in ("accuracy", "f1", "auc"):
-            assert all(0 <= reported[f"{kind}-{metric}"] <= 1 for reported in clients)
-        accuracies = [reported[f"{kind}-accuracy"] for reported in clients]
-        assert result["models"][title]["mean"] == pytest.approx(np.mean(accuracies))
-    # What the server keeps is the shared part, fc1 64 x 128 + 128 and fc2 128 x 64 + 64.
-    state = load_file(folder / "state.safetensors")
-    assert state["state/consensus/w"].shape == (16576,)
 
 
 def test_the_experiments_are_the_papers() -> None:

@@ -115,27 +115,6 @@ def test_results_table_holds_the_numbers(width):
     assert "Acc %" in flat
 
 
-def test_results_table_of_one_number_for_the_whole_federation():
-    # FedGiA, Table III: an objective, rounds of communication and seconds; nothing per client.
-    result = make_result(
-        algorithm="FedGiA_D",
-        metric=OBJECTIVE,
-        models={"x": ScoreSummary(mean=0.24125)},
-        cells={"x": {"cr": 25, "time": 0.512}},
-        published={
-            "FedGiA_D": {"objective": 0.236, "cr": 19.9, "time": 0.44},
-            "FedAvg": {"objective": 0.26, "cr": 1000},
-        },
-        legend=(),
-    )
-    text = shown(results_table(result))
-    assert row(text, "x") == ["0.2412", "25", "0.51"]
-    assert row(text, "FedGiA_D") == ["0.2360", "19.9", "0.44"]
-    assert row(text, "FedAvg") == ["0.2600", "1000.0", "–"]
-    for absent in ("Std", "Worst", "Num", "ARI", "Cost", "over the clients"):
-        assert absent not in text
-
-
 def test_baselines_stand_between_the_run_and_the_published_numbers():
     ditto = {
         "personal model": ScoreSummary(0.5, 0.1, 0.2, 0.8),

@@ -165,22 +165,6 @@ def test_clients_that_always_fail_fail_the_run_with_their_reason(
     assert "the disk is full" in output
 
 
-# A rate of 1e30 makes every client return infinity or NaN.
-DIVERGING = ("run", "digits-fpfc", "--set", "algorithm.lr=1e30")
-
-
-def test_verbose_shows_flowers_messages_and_the_traceback(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    short = (*DIVERGING, "--set", "training.num-rounds=2", "--engine", "inprocess")
-    result = CliRunner().invoke(cli.cli, [*short, "--verbose", "--out", str(tmp_path / "a")])
-    assert result.exit_code == 1
-    assert isinstance(result.exception, RuntimeError)  # Python prints its traceback
-    shown = [record.getMessage() for record in caplog.records]
-    assert any("Starting FPFC strategy" in message for message in shown)
-    assert sum("refused" in message for message in shown) == 2 * 6
-
-
 @pytest.mark.slow
 def test_a_run_on_ray_shows_no_noise_and_gives_the_bits_of_the_other_engines(
     tmp_path: Path,

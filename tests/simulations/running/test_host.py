@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from typer.testing import CliRunner
 
-from simulations.running import cli
 from simulations.running.host import Engine, Host
 
 
@@ -29,14 +25,3 @@ def test_nodes_follow_from_the_cores(
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     assert host.num_nodes(num_clients) == expected
-
-
-@pytest.mark.usefixtures("flower_logger_as_before")
-def test_a_run_packs_its_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found: list[int] = []
-    monkeypatch.setattr("os.cpu_count", lambda: 3)
-    monkeypatch.setattr(cli, "_run", lambda run, config, nodes, host, verbose: found.append(nodes))
-    options = ["run", "fedadmm-digits", "--engine", "inprocess", "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(cli.cli, options)
-    assert result.exit_code == 0, result.output
-    assert found == [6]  # of 10 clients

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.refusals import names
-
 HEAVY = ("torch", "ray", "flwr", "matplotlib", "sklearn", "scipy", "pandas")
 
 # `describe` shows the parameters of a method's client, which is a class that needs PyTorch.
@@ -18,23 +16,6 @@ COMMANDS = {
     "list": HEAVY,
     "describe fedgia-v1": ("ray", "matplotlib", "sklearn", "scipy", "pandas"),
 }
-
-
-def test_without_the_extras_a_command_says_what_to_install() -> None:
-    code = (
-        "import sys\n"
-        "sys.modules['pydantic'] = None\n"
-        "sys.argv = ['fl-admm', 'describe', 'digits-fpfc']\n"
-        "from simulations.__main__ import main\n"
-        "main()"
-    )
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert names(done.stderr, "pydantic", "pip install", "compare")
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

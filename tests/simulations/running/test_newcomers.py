@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from simulations.data import FederatedData, load, without_clients
-from simulations.experiments.experiment import RunConfig, load_experiment
+from simulations.experiments.experiment import RunConfig
 from simulations.experiments.loading import load_settings
 from tests.simulations.quick_runs import result_of, run
 from tests.support.refusals import refused
@@ -54,45 +52,3 @@ def test_the_report_has_their_groups_and_their_accuracy(
     assert rows["personal model"]["mean"] == pytest.approx(np.mean(accuracies))
     assert list(found["new_clients"]) == ["FPFC", "Local"]
     assert "of 3 new clients joined a group" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.slow
-def test_beside_them_stands_what_each_reaches_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changes = (
-        QUARTER,
-        "newcomers.num-rounds=3",
-        "newcomers.published=true",
-        'algorithm.penalty={type = "scad", lam = 0.0}',
-        "algorithm.nu=1e-6",
-        "algorithm.local-epochs=2",
-        "training.num-rounds=1",
-        "training.fraction-train=1.0",
-    )
-    config = RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out")
-    found = result_of(run(config))
-    new = load_experiment(config).problem.newcomers
-    assert new is not None
-    expected = [_alone(new.client_arguments(k), 3 * 2) for k in range(3)]
-    alone = found["newcomers"]["alone"]
-    assert [alone[str(k)]["personal-accuracy"] for k in range(3)] == pytest.approx(expected)
-    row = found["new_clients"]["Local"]["models"]["own model"]
-    assert row["mean"] == pytest.approx(np.mean(expected))
-    # Without a penalty every client of the run is alone, and there is no group to join.
-    told = " ".join(capsys.readouterr().out.split())
-    assert "0 of 3 new clients joined a group." in told
-
-
-def _alone(given: dict[str, Any], steps: int) -> float:
-    """Return the test accuracy after full gradient steps on a client's own data."""
-    model = given["model"]
-    for _ in range(steps):
-        for x, y in given["train_loader"]:
-            model.zero_grad()
-            given["loss_fn"](model(x), y).backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.3 * parameter.grad
-    ((x, y),) = given["test_loader"]
-    return float((model(x).argmax(1) == y).float().mean())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from clients import LocalClient
 from fl_admm_strategies import load_models
 from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.experiments.loading import load_settings
-from tests.simulations.quick_runs import TINY, result_of, rounds_of, run
+from tests.simulations.quick_runs import TINY, result_of, run
 from tests.support.federation import assert_same_bits
 from tests.support.refusals import names, refused
 
@@ -93,29 +92,6 @@ def test_a_run_leaves_its_files(short_run: Path) -> None:
     )
 
 
-def metrics_of_last(rounds: list[Any]) -> Any:
-    return rounds[-1]["evaluate"].values()
-
-
-def test_every_round_is_a_line_with_every_clients_metrics(short_run: Path) -> None:
-    rounds = rounds_of(short_run)
-    assert [line["round"] for line in rounds] == list(range(1, 7))
-    assert all(len(line["train"]) == 6 for line in rounds)  # half of 12
-    everybody = {str(client) for client in range(12)}
-    trained = set().union(*(line["train"] for line in rounds))
-    assert 6 < len(trained) <= 12  # not the same half in every round
-    for line in rounds:
-        evaluated = everybody if line["round"] % 3 == 0 else set()
-        measured = line["evaluate"] or {}
-        assert set(measured) == evaluated
-        for metrics in measured.values():
-            for kind in ("personal", "cluster", "global"):
-                assert 0 <= metrics[f"{kind}-accuracy"] <= 1
-        assert line["result"][0]["loss"] > 0
-    mean = np.mean([metrics["personal-accuracy"] for metrics in metrics_of_last(rounds)])
-    assert result_of(short_run)["models"]["personal model"]["mean"] == pytest.approx(mean)
-
-
 @pytest.mark.slow
 def test_the_written_experiment_gives_the_same_bits(
     tmp_path: Path,
@@ -168,28 +144,6 @@ def test_a_baseline_that_fails_costs_nothing_but_its_row(
     again = run(replace(config, resume=True))
     assert result_of(again)["baselines"].keys() == {"FedProx", "Local"}
     assert result_of(again)["models"] == result["models"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("experiment", "changes"),
-    [
-        ("housing-bodyfat", ("training.num-rounds=2",)),  # a regression: RMSE
-        (
-            "mnist-swap",  # a shared block beside the clustered one
-            ("training.num-rounds=1", "algorithm.local-epochs=1", "data.options={samples = 1000}"),
-        ),
-    ],
-)
-def test_experiments_on_real_files_run_to_the_end(
-    experiment: str, changes: tuple[str, ...], tmp_path: Path
-) -> None:
-    if "FL_ADMM_DATA" not in os.environ:
-        pytest.skip("set FL_ADMM_DATA to the folder of the data files")
-    folder = run(RunConfig(experiment, changes=changes, out=tmp_path / "out"))
-    result = result_of(folder)
-    assert result["metric"] == ("rmse" if experiment == "housing-bodyfat" else "accuracy")
-    assert (result["shared_dim"] > 0) == (experiment == "mnist-swap")
 
 
 @pytest.mark.slow
