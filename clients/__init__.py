@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .toolkit.round.app import answer as answer
     from .toolkit.round.app import client_app as client_app
     from .toolkit.round.base import MethodClient as MethodClient
+    from .toolkit.round.mirror import MirrorClient as MirrorClient
     from .toolkit.round.torch_client import MeanMetric as MeanMetric
     from .toolkit.round.torch_client import TorchClient as TorchClient
     from .toolkit.round.torch_client import rmse as rmse

@@ -4,7 +4,6 @@ docs/messages.md has their tables.
 """
 
 from .algorithms.ditto import DittoInstruction as DittoInstruction
-from .algorithms.fedadmm import FedADMMInstruction as FedADMMInstruction
 from .algorithms.fedala import FedALAEvaluation as FedALAEvaluation
 from .algorithms.fedala import FedALAInstruction as FedALAInstruction
 from .algorithms.fedals import FedALSInstruction as FedALSInstruction
@@ -13,7 +12,6 @@ from .algorithms.fedapm import FedAPMEvaluation as FedAPMEvaluation
 from .algorithms.fedapm import FedAPMInstruction as FedAPMInstruction
 from .algorithms.fedavg import FedAvgInstruction as FedAvgInstruction
 from .algorithms.fedcp import FedCPInstruction as FedCPInstruction
-from .algorithms.feddyn import FedDynInstruction as FedDynInstruction
 from .algorithms.fedease import FedEASEEvaluation as FedEASEEvaluation
 from .algorithms.fedease import FedEASEInstruction as FedEASEInstruction
 from .algorithms.fedgia import FedGiAInstruction as FedGiAInstruction
@@ -24,8 +22,6 @@ from .algorithms.fedmgs import FedMGSInstruction as FedMGSInstruction
 from .algorithms.fedprox import FedProxInstruction as FedProxInstruction
 from .algorithms.fedrod import FedRoDInstruction as FedRoDInstruction
 from .algorithms.fedsim import FedSimInstruction as FedSimInstruction
-from .algorithms.flame import FLAMEEvaluation as FLAMEEvaluation
-from .algorithms.flame import FLAMEInstruction as FLAMEInstruction
 from .algorithms.fpfc.types import FPFCEvaluation as FPFCEvaluation
 from .algorithms.fpfc.types import FPFCInstruction as FPFCInstruction
 from .algorithms.ifca import IFCAEvaluation as IFCAEvaluation
@@ -43,5 +39,6 @@ from .algorithms.pfedme import PFedMeMatchedInstruction as PFedMeMatchedInstruct
 from .algorithms.scaffold import SCAFFOLDInstruction as SCAFFOLDInstruction
 from .algorithms.shared.clustered import ClusterInstruction as ClusterInstruction
 from .algorithms.shared.completion import FedMCFactors as FedMCFactors
+from .algorithms.shared.consensus import ProximalInstruction as ProximalInstruction
 from .algorithms.shared.models import OwnModelEvaluation as OwnModelEvaluation
 from .algorithms.shared.split import SplitEvaluation as SplitEvaluation

@@ -64,7 +64,7 @@ def test_the_table_of_objectives_names_every_client_and_those_without_one() -> N
     said = {name: cell != "never" for cells, cell in rows for name in re.findall(r"`(\w+)`", cells)}
     exported = {name: getattr(clients, name) for name in clients.__all__ if name in said}
     assert {name: not client.closed_form for name, client in exported.items()} == said
-    bases = {"MethodClient", "TorchClient"}
+    bases = {"MethodClient", "MirrorClient", "TorchClient"}
     assert set(said) == {n for n in clients.__all__ if n.endswith("Client")} - bases
 
 

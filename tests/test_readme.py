@@ -177,7 +177,7 @@ def test_the_table_of_methods_names_what_there_is() -> None:
         and thing not in (SampledStrategy, StatefulStrategy)
     }
     named = {name for _, cell in METHODS for name in re.findall(r"`(\w+)`", cell)}
-    bases = {"MethodClient", "TorchClient"}
+    bases = {"MethodClient", "MirrorClient", "TorchClient"}
     assert named == {n for n in clients.__all__ if n.endswith("Client")} - bases
 
 

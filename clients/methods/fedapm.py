@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fl_admm_strategies import FedAPM
 from fl_admm_strategies.algorithms.fedapm import FedAPMEvaluation, FedAPMInstruction
-from fl_admm_strategies.maths.blocks import Arrays, under
-from fl_admm_strategies.runtime.messages.records import STEP_SUM
+from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
+from ..toolkit.round.mirror import Turn
+from ..toolkit.round.proximal import ProximalClient
 from ..toolkit.round.split_model import SplitClient, V
 from ..toolkit.round.torch_client import BUFFERS
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
-from ..toolkit.solving.solvers import descend_until
 from ..toolkit.solving.steps import Evaluation, Minimisation, Scalars, Steps
-from .fedadmm import FedADMMClient
-
-U, XI = "u/", "xi"  # prefix of u_i and name of xi_i in the client's memory, beside v_i
 
 
-class FedAPMClient(FedADMMClient, SplitClient[Any]):
+class FedAPMClient(ProximalClient, SplitClient[Any]):
     """Client of `FedAPM`: steps on its personal v_i, then on its copy u_i of the shared block.
 
     v_i never leaves the client, and its shapes may be this client's own. It starts from the values
@@ -39,55 +34,35 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
     ...                         test_loader=test, metrics={"accuracy": accuracy}).to_client()
     """
 
-    strategy: ClassVar[Any] = FedAPM
+    strategy = FedAPM
     instruction: ClassVar[Any] = FedAPMInstruction
+    resent = False  # the strategy does not have v_i
 
-    def local_step(
-        self, asked: Any, anchor: dict[str, Tensor], config: Scalars
-    ) -> Steps[tuple[Scalars, Arrays]]:
+    def receive(self, message: Any, config: Scalars) -> None:
+        """Load the shared arrays of a message, and the client's own v_i, into the model."""
+        self.load_split(message.model, message.personal, config)
+
+    def local_steps(self, turn: Turn) -> Steps[tuple[Scalars, Arrays, Arrays]]:
         """Run the v-step at u_i, then the u-step at the new v_i (Gauss-Seidel).
 
         v <- v - eta [grad_v f_i(v, u_i) + (sigma/alpha_i) (v - v_i)], E_v epochs. (9) prints f_i
         without its alpha_i; (15) and all proofs have it (docs/methods/fedapm-notes.md, P1). Where
         the u-step starts at w, this one is at u_i all the same (P9).
-
-        The u-step is FedADMM's, or full-gradient steps until the accuracy test (16) holds for
-        xi_i^{t+1} = mu xi_i^t. Then the metrics have ``residual``, its left side, and ``steps``.
         """
-        personal, _ = self.trained_parts(asked.personal)
-        weight = asked.loss_weight
-        if personal:
-            first = self.block(asked.optimised)
-            if (u := self._kept_u(asked, config)) is not None:
-                self.load_block(u)
-            term = ProximalTerm(asked.sigma, self.block(personal))
-            objective = LocalObjective([term], loss_weight=weight, moving=personal)
-            yield Minimisation(objective, asked.lr, asked.personal_epochs)
-            self.load_block(first)
-        kept: Arrays = {}
-        if asked.tolerance is None:
-            metrics, _ = yield from super().local_step(asked, anchor, config)
-        else:
-            self.refuse_own_steps(
-                "the server gives a tolerance, and the accuracy test (16) takes plain "
-                "full-gradient steps",
-                "give FedAPM no tolerance",
-            )
-            held = self.memory.recall(config) or {}
-            xi = asked.tolerance_decay * float(held.get(XI, asked.tolerance))
-            metrics = descend_until(
-                self.train_problem,
-                self.objective(asked, anchor),
-                tolerance=xi,
-                lr=asked.lr,
-                max_steps=asked.max_steps,
-                loss_weight=weight,
-            )
-            kept[XI] = np.array(xi)
-            if asked.wants_step_sum:
-                metrics[STEP_SUM] = asked.lr * metrics["steps"]
-        # Not before: the u-step moves the running statistics of a personal batch norm.
-        return metrics, kept | self.kept(asked)
+        message = turn.message
+        if personal := self.trained_parts(message.personal)[0]:
+            self.load_block(turn.block.arrays(turn.row.u, copy=False))
+            term = ProximalTerm(message.sigma / message.share, self.block(personal))
+            objective = LocalObjective([term], moving=personal)
+            yield Minimisation(objective, message.lr, message.personal_epochs)
+        metrics, upload, _ = yield from super().local_steps(turn)
+        kept = self.kept(message)  # not before: the u-step moves a personal norm's statistics
+        shared = {name: array for name, array in upload.items() if V + name not in kept}
+        return metrics, shared, kept
+
+    def moving(self, message: Any) -> list[str]:
+        """Return the parameters that travel: u_i, and those that are averaged."""
+        return self.trained_parts(message.personal)[1]
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the client's own (v_i, u_i), the headline, and (v_i, w).
@@ -95,42 +70,17 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         v_i and u_i are those of its last training that the server accepted, before the first the
         initial ones; arrays that are averaged are the server's in both.
         """
-        asked = FedAPMEvaluation.decode(parameters, config)
-        self.receive(asked, asked.global_, config)
+        message = FedAPMEvaluation.decode(parameters, config)
+        self.receive(message, config)
         shared = self.arrays()
-        if (u := self._kept_u(asked, config)) is not None:
-            self.load_block(u)
-        return (yield from self.evaluate_models({"personal": self.arrays(), "global": shared}))
-
-    def _kept_u(
-        self, asked: FedAPMEvaluation | FedAPMInstruction, config: Scalars
-    ) -> Arrays | None:
-        """Return u_i, or None before the first training of a client that starts at w."""
-        if asked.start is not None:
-            return asked.start
-        held = self.memory.require_known(config)
-        return None if held is None else under(U, held)
-
-    def is_resent(self, asked: Any) -> bool:
-        """Return that v_i is with the client alone."""
-        return False
-
-    def shared(self, asked: Any) -> list[str]:
-        """Return the parameters that travel: u_i, and those that are averaged."""
-        return self.trained_parts(asked.personal)[1]
-
-    def receive(self, asked: Any, arrays: Arrays, config: Scalars) -> None:
-        """Load the shared arrays of a message, and the client's own v_i, into the model."""
-        self.load_split(arrays, asked.personal, config)
+        turn = self.turn(message, config)
+        models = {"personal": shared | turn.block.arrays(turn.row.u), "global": shared}
+        return (yield from self.evaluate_models(models))
 
     def personal_arrays(self) -> Arrays:
-        """Return v_i and u_i, the client's own model after its last training: a ``state_dict``.
+        """Return v_i and u_i, the client's own model after its last training: a ``state_dict``."""
+        return self.model_arrays.complete(self.own_model(self.memory.latest()))
 
-        Raises
-        ------
-        RuntimeError
-            If it has not been trained yet.
-        """
-        latest = self.memory.latest()
-        kept = under(BUFFERS, latest) | under(V, latest) | under(U, latest)
-        return self.model_arrays.complete(kept)
+    def own_model(self, kept: Arrays) -> Arrays:
+        """Return v_i and u_i."""
+        return super().own_model(kept | prefixed(BUFFERS, under(V, kept)))

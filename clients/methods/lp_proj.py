@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fl_admm_strategies import LpProj, LpProjADMM
 from fl_admm_strategies.algorithms.lp_proj import IMAGE, LpProjInstruction
 from fl_admm_strategies.algorithms.lp_proj_sgd import LpProjSGDInstruction, W
+from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from fl_admm_strategies.maths.projection import projection
 
+from ..toolkit.round.mirror import MirrorClient
 from ..toolkit.round.own_model import OwnModelClient
 from ..toolkit.solving.objective import LocalObjective, ProjectedTerm
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
-Asked = TypeVar("Asked", LpProjInstruction, LpProjSGDInstruction)
+OWN = "own/"
+"""Before the names of the arrays of theta_i in the memory of `LpProjADMMClient`."""
 
 
-class ProjectedClient(OwnModelClient[Asked]):
+class ProjectedClient(OwnModelClient[Any]):
     """Base of the clients whose own model is pulled in what a random matrix P sees of it."""
 
-    def projected_term(self, asked: Asked, names: Sequence[str], power: int) -> ProjectedTerm:
-        """Return the pull towards the vector that the server sent."""
-        (target,) = asked.anchor.values()
+    def projected_term(
+        self, weight: float, target: NDArray[Any], seed: int, names: Sequence[str], power: int = 2
+    ) -> ProjectedTerm:
+        """Return the pull of P theta towards a vector."""
         size = sum(tensor.numel() for tensor in self.block(names).values())
-        matrix = projection(asked.projection_seed, len(target), size, target.dtype.name)
+        matrix = projection(seed, len(target), size, target.dtype.name)
         return ProjectedTerm(
-            asked.lam,
+            weight,
             torch.from_numpy(matrix.copy()).to(self.device),
             torch.from_numpy(np.array(target)).to(self.device),
             names,
@@ -37,33 +42,40 @@ class ProjectedClient(OwnModelClient[Asked]):
         )
 
 
-class LpProjADMMClient(ProjectedClient[LpProjInstruction]):
-    """Client of `LpProjADMM`: H epochs on its loss, its projected model pulled towards w_i.
+class LpProjADMMClient(MirrorClient, ProjectedClient):
+    """Client of `LpProjADMM`: H epochs on its loss, its projected model pulled by its rule.
 
     Parameters are those of `TorchClient`.
     """
 
     strategy = LpProjADMM
-    instruction = LpProjInstruction
+    instruction: ClassVar[Any] = LpProjInstruction
+    resent = False  # the strategy does not have theta_i
 
     def steps(self, asked: LpProjInstruction, config: Scalars) -> MethodSteps:
         """Run theta <- theta - eta [grad f_i(theta) + lambda P^T (P theta - w_i)] (185)."""
-        self.load_own(asked.start, config)
+        turn = self.turn(asked, config)
+        self.load_own(asked.initial, config)
         names = self.trainable(asked.projected, setting="LpProjADMM(unprojected=...)")
-        term = self.projected_term(asked, names, 2)
+        point, weight = turn.rule.pull(turn.row, turn.w)
+        term = self.projected_term(weight, point, asked.projection_seed, names)
         metrics = yield Minimisation(LocalObjective([term]), asked.lr, asked.local_epochs)
-        self.memory.keep(config, self.arrays())
-        return {IMAGE: term.image(self.block(names)).cpu().numpy()}, metrics
+        upload = {IMAGE: term.image(self.block(names)).cpu().numpy()}
+        return self.end(turn, upload, prefixed(OWN, self.arrays()), config), metrics
+
+    def own_model(self, kept: Arrays) -> Arrays:
+        """Return theta_i."""
+        return under(OWN, kept)
 
 
-class LpProjClient(ProjectedClient[LpProjSGDInstruction]):
+class LpProjClient(ProjectedClient):
     """Client of `LpProj`: R times K steps of its model, pulled towards w_i, then one of w_i.
 
     Parameters are those of `TorchClient`.
     """
 
     strategy = LpProj
-    instruction = LpProjSGDInstruction
+    instruction: ClassVar[Any] = LpProjSGDInstruction
 
     def steps(self, asked: LpProjSGDInstruction, config: Scalars) -> MethodSteps:
         """Run theta <- theta - eta_p [grad f(theta) + lambda P^T psi(P theta - w_i)] K times.
@@ -73,7 +85,8 @@ class LpProjClient(ProjectedClient[LpProjSGDInstruction]):
         """
         self.load_own(asked.start, config)
         names = self.trainable(asked.projected, setting="LpProj(unprojected=...)")
-        term, batches = self.projected_term(asked, names, asked.p), self.draws(asked.inner_steps)
+        (target,), batches = asked.anchor.values(), self.draws(asked.inner_steps)
+        term = self.projected_term(asked.lam, target, asked.projection_seed, names, asked.p)
         epochs = asked.inner_steps if self.full_batch else 1  # K steps in any case
         for _ in range(asked.local_rounds):
             objective = LocalObjective([term])

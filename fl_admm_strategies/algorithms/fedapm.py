@@ -12,38 +12,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern, optimised, spec_of
 from ..maths.checks import Count, Fraction, NotNegative, Positive
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.schema import Instruction
-from .fedadmm import FedADMM, FedADMMInstruction, FedADMMState
+from .fedadmm import FedADMM, FedADMMRule
+from .shared.consensus import ConsensusMethod, ProximalInstruction
 from .shared.models import on_client
 from .shared.split import SHARED_PART, shared_part
 
 
 @dataclass(frozen=True)
-class FedAPMInstruction(FedADMMInstruction):
+class FedAPMRule(FedADMMRule):
+    """FedADMM's; u_i is kept in both forms, as the v-step is taken at it."""
+
+    @classmethod
+    def keeps(cls, published: bool) -> dict[str, int]:
+        """u_i and pi_i/rho."""
+        return {"u": 1, "dual": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAPMInstruction(ProximalInstruction):
     """What a client gets: FedADMM's message for the shared arrays, and the settings of v_i."""
 
     personal: str | None
     sigma: float
     personal_epochs: int
-    tolerance: float | None
-    tolerance_decay: float
-    max_steps: int
+    share: float
 
 
 @dataclass(frozen=True)
 class FedAPMEvaluation(Instruction):
-    """What a client needs to evaluate: w, and u_i where it may not hold it."""
+    """What a client needs to evaluate (v_i, u_i) and (v_i, w); it has v_i."""
 
-    global_: Arrays
+    model: Arrays
     start: Arrays | None
-    personal: str | None
-    duals: str
+    rule: str
     optimised: list[str]
+    personal: str | None
 
 
 class FedAPM(FedADMM):
@@ -77,7 +86,7 @@ class FedAPM(FedADMM):
     -----
     The initial arrays are a whole model, any client's: they say which arrays are shared, and start
     them. v_i^0 is what the client's own model holds when it is built. The global model has the
-    shared arrays only, since nobody but the clients has the others.
+    shared arrays only; the clients alone have the others.
 
     Examples
     --------
@@ -89,6 +98,8 @@ class FedAPM(FedADMM):
     paper: ClassVar = "Zhu, Nie, Zeng, Wang, Sun, Yao, Chen, Xu, Yang, KDD 2025"
     kinds: ClassVar = {"personal": "personal model", "global": "own part with the shared one"}
     told: ClassVar = FedAPMInstruction
+    rule: ClassVar = FedAPMRule
+    own: ClassVar = "u"
 
     personal: Pattern | None = field(kw_only=False)
     sigma: NotNegative = 0.1
@@ -97,41 +108,42 @@ class FedAPM(FedADMM):
     tolerance_decay: Fraction = 0.9
     max_steps: Count = 1000
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._personal = compile_pattern("personal", self.personal)
-
     @property
-    def _more(self) -> str:
-        return " (on v_i at their own u_i)" if self.start_at == "global" else ""
+    def seeks_step_sum(self) -> bool:
+        """As FedADMM, where the u-step has a number of epochs."""
+        return super().seeks_step_sum and self.tolerance is None
 
-    def init_state(self, arrays: Arrays) -> FedADMMState:
-        """Start FedADMM's state for the shared arrays alone."""
-        # Of what is optimised something must be personal and something shared.
+    def agreed(self, arrays: Arrays) -> Arrays:
+        """Return the shared arrays; of what is optimised some must be personal and some shared."""
         together = optimised(arrays, self.trained, self._averaged)
-        arrays = shared_part(arrays, self._personal, together)
-        self._shared = spec_of(arrays)
-        return super().init_state(arrays)
+        return shared_part(arrays, compile_pattern("personal", self.personal), together)
 
     def upload_spec(self) -> Spec:
         """Return the shared arrays' names, shapes and dtypes."""
-        return self._shared
+        return spec_of(self.global_model())
+
+    def given_to(self, client_id: int) -> dict[str, Any]:
+        """Add alpha_i m, and xi_i (10) where steps are accuracy-tested."""
+        share = self.weight_of(client_id) * self.membership.num_initial
+        given = super().given_to(client_id) | {"share": share}
+        if self.tolerance is None:
+            return given
+        turn = int(self.state.clients[client_id].turns) + 1
+        given["tolerance"] = self.tolerance * self.tolerance_decay**turn
+        return given | {"loss_weight": share}
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedAPMEvaluation]:
-        """Send everybody w, and u_i to whom may not hold it; v_i is with the clients."""
-        model = self.global_model()
-        return {
-            client: FedAPMEvaluation.of(
-                self,
-                server_round,
-                global_=model,
-                start=self._variables_for(client)["start"],
-                optimised=self._block.names,
+        """Send every client w, and its row where it may not hold it; v_i is with the clients."""
+        model, names = self.global_model(), self._block.names
+        instructions = {}
+        for client in client_ids:
+            row = ConsensusMethod.given_to(self, client)
+            instructions[client] = FedAPMEvaluation(
+                model, row["start"], row["rule"], names, self.personal
             )
-            for client in client_ids
-        }
+        return instructions
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w, the shared arrays; the clients' own models stay with them."""

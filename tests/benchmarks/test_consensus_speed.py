@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from fl_admm_strategies import FedADMM
-from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
-from fl_admm_strategies.runtime.messages.records import Reply
+from fl_admm_strategies.algorithms.shared.consensus import ProximalInstruction
+from fl_admm_strategies.runtime.messages.records import ClientInstruction, Reply
 
 FEW = 10
 SIZES = {"100,000": (1000, 1), "2,000,000": (50, 20)}  # clients, and copies of these arrays
@@ -25,7 +25,7 @@ SHAPES = {"a.weight": (300, 300), "a.bias": (300,), "b.weight": (90, 100), "b.bi
 WIDTH = sum(int(np.prod(shape)) for shape in SHAPES.values())  # 100,000
 
 
-def server_round(clients: int, copies: int) -> Callable[[], dict[int, FedADMMInstruction]]:
+def server_round(clients: int, copies: int) -> Callable[[], dict[int, ProximalInstruction]]:
     """Return a round of a run in which all clients are in step with the server."""
     rng = np.random.default_rng(0)
     first = {
@@ -33,17 +33,20 @@ def server_round(clients: int, copies: int) -> Callable[[], dict[int, FedADMMIns
         for name, shape in SHAPES.items()
         for copy in range(copies)
     }
-    strategy = FedADMM()
+    strategy = FedADMM(rho=0.1)
     strategy.run.begin(first, range(clients))
     strategy.run.handshake(lambda asked, kind: [], {})
+    sent = ClientInstruction({}, {"rule": strategy.rule_of(0).text()})
     replies = {
-        client: Reply({name: array + np.float32(client) for name, array in first.items()}, 1.0, {})
+        client: Reply(
+            {name: array + np.float32(client) for name, array in first.items()}, 1.0, {}, asked=sent
+        )
         for client in strategy.client_ids
     }
     strategy.membership.accept(strategy.client_ids, 0)
     rounds = count(1)
 
-    def one_round() -> dict[int, FedADMMInstruction]:
+    def one_round() -> dict[int, ProximalInstruction]:
         number = next(rounds)
         strategy.update(number, replies)
         return strategy.train_instructions(number + 1, strategy.client_ids)

@@ -42,8 +42,8 @@ WORDS = {
     "min_evaluate_nodes seed layers warmup_rounds": COUNT_OR_NONE,
     "fraction_train fraction_admm sample tolerance_decay": PART,
     "fraction_evaluate": SHARE,
-    "adapt anchor_on divisor duals feedback hessian linkage measure mode": CHOICE,
-    "averaging p rows score start_at step theta_start theta_step weights": CHOICE,
+    "adapt divisor duals feedback hessian linkage measure mode": CHOICE,
+    "averaging p rows score start_at step theta_start weights": CHOICE,
     "averaged personal unprojected": PATTERN,
     "gumbel": (["yes"], []),
     "max_norm": ([0, nan, "median"], [True]),
@@ -59,7 +59,6 @@ STRICTER = {
     for name in ("FedEASE", "FLAME", "PFedMe", "PFedMeMatched", "LpProjADMM")
 }
 STRICTER[("FedDyn", "alpha")] = POSITIVE
-STRICTER |= {(name, "rho"): ([0, -1.0, nan, inf, "x"], [True]) for name in ("FedADMM", "FedAPM")}
 
 # What constructors cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {
@@ -103,8 +102,7 @@ def test_a_strategy_made_of_its_settings_has_the_same(kind: Any) -> None:
     settings = strategy.settings()
     assert list(settings) == list(parameters)
     assert (settings["seed"], settings["node_timeout"]) == (3, 7.0)
-    follow = {"start_at", "averaging", "anchor_on"} if "published" in parameters else set()
-    follow |= {"rho"} if issubclass(kind, library.FedADMM) else set()
+    follow = {"start_at", "averaging"} if kind is library.FedMCADMM else set()
     for name in parameters.keys() - {"seed", "node_timeout", *NEEDED, "eps2", *follow}:
         assert settings[name] == parameters[name].default, name
     assert kind(**settings).settings() == settings

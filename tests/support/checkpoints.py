@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,7 @@ ROUNDS = 6  # of a run that is not interrupted
 class Averaging(NumPyClient):
     """FedADMM's client for f_i(u) = 1/2 |u - i|^2, which one step of length 1/(alpha + rho) solves.
 
-    It keeps u_i and pi_i, as FedADMM wants it with ``duals="client"``.
+    It keeps u_i and pi_i/rho, as FedADMM wants it with ``duals="client"``.
     """
 
     def __init__(self, context: Context, state_dir: str | os.PathLike[str] | None) -> None:
@@ -35,15 +36,14 @@ class Averaging(NumPyClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         groups = split_groups(parameters, config)
-        w = groups["anchor"]["x"]
-        rho, alpha = float(config["rho"]), float(config["loss-weight"])
+        w, rule = groups["model"]["x"], json.loads(config["rule"])
+        weight = rule["rho"] / rule["share"]
         if "start" in groups:
-            held = {"u": groups["start"]["x"], "dual": np.zeros_like(w)}
+            held = {"u": groups["start"].get("begin", w), "dual": np.zeros_like(w)}
         else:
             held = self.memory.require(config)
-        anchor = w - held["dual"] / rho
-        u = (alpha * self.client + rho * anchor) / (alpha + rho)
-        dual = held["dual"] + rho * (u - w)
+        u = (self.client + weight * (w - held["dual"])) / (1 + weight)
+        dual = held["dual"] + (u - w)
         self.memory.keep(config, {"u": u, "dual": dual})
         change = (u - held["u"]) + (u - w)
         return (

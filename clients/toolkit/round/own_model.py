@@ -19,7 +19,11 @@ class OwnModelClient(TorchClient[Asked]):
 
     def load_own(self, start: Arrays | None, config: Scalars) -> None:
         """Load the client's own model, or the one to start from where the message has one."""
-        self.load(start or self.memory.require(config))
+        self.load(start or self.own_model(self.memory.require(config)))
+
+    def own_model(self, kept: Arrays) -> Arrays:
+        """Return the own model of what the client keeps: by default it is that."""
+        return kept
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the client's own model, and the global one where the method has one.
@@ -33,7 +37,7 @@ class OwnModelClient(TorchClient[Asked]):
             ``personal-loss`` and ``personal-METRIC``; the same with ``global``.
         """
         asked = OwnModelEvaluation.decode(parameters, config)
-        models = {"personal": asked.personal or self.memory.require(config)}
+        models = {"personal": asked.personal or self.own_model(self.memory.require(config))}
         if asked.global_ is not None:
             models["global"] = asked.global_
         return (yield from self.evaluate_models(models))
@@ -46,4 +50,4 @@ class OwnModelClient(TorchClient[Asked]):
         RuntimeError
             If it has not been trained yet.
         """
-        return self.model_arrays.complete(self.memory.latest())
+        return self.model_arrays.complete(self.own_model(self.memory.latest()))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, Block, Pattern, average, compile_pattern, spec_of
+from ...maths.blocks import Arrays, Block, average, spec_of
 from ...maths.clienttable import ClientRow, ClientTable
 from ...maths.clustering import cluster_models
 from ...maths.consensus import Consensus
@@ -35,34 +35,6 @@ class SummedState:
 
     consensus: Consensus
     buffers: Arrays
-
-
-class WeightedStrategy(ToldStrategy):
-    """Base of the methods that minimise a sum of alpha_i f_i.
-
-    Parameters
-    ----------
-    weights : {"uniform", "size"} (default: "uniform")
-        alpha_i: 1/m, or n_i/n, which a handshake asks for. m and n stay those of the start when
-        clients come and go: only the ratios of the alpha_i matter to the minimiser, and nobody's
-        step changes.
-    **base
-        The parameters of `SampledStrategy`.
-    """
-
-    weights: Weights = "uniform"
-
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
-        """Ask for n_i where the clients are weighted by it."""
-        if self.weights == "uniform":
-            return {}
-        return {client: ClientInstruction({"nothing": {}}) for client in client_ids}
-
-    def alpha_of(self, reply: Reply | None) -> float:
-        """Return a client's alpha_i, by its reply to the handshake."""
-        if self.weights == "uniform" or reply is None:
-            return 1 / self.membership.num_initial
-        return reply.num_examples / self.membership.initial_examples
 
 
 def participants_mean(arrays: Arrays, replies: Mapping[int, Reply], weights: Weights) -> Arrays:
@@ -244,26 +216,6 @@ class ConsensusForm(SummedMessages):
         """Start everybody from the global model where the clients keep their variables."""
         if self.duals == "client":
             self.state.consensus.restart(server_round, len(self.membership))
-
-
-class ConsensusStrategy(ConsensusForm, WeightedStrategy):
-    """Base of the ADMM methods for models of any kind.
-
-    Parameters
-    ----------
-    averaged : str, optional
-        Regular expression searched in the arrays' names: arrays that are not optimised together but
-        trained on each client's loss alone and averaged over the participants, weighted by their
-        examples, as all buffers are. By default there are no others.
-    **base
-        The parameters of `ConsensusForm` and `WeightedStrategy`.
-    """
-
-    averaged: Pattern | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._averaged = compile_pattern("averaged", self.averaged)
 
 
 class SummedStrategy(ToldStrategy):

@@ -1,40 +1,38 @@
-"""FedADMMClient by hand, and what it refuses; docs/methods/fedadmm.md."""
+"""The clients of FedADMM's rule by hand, and what they refuse; docs/methods/fedadmm.md."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from clients import FedADMMClient
-from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
+from fl_admm_strategies.algorithms.fedadmm import FedADMMRule
+from fl_admm_strategies.algorithms.shared.consensus import ProximalInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.clients.methods.lines import line_client, new_context, numbers
-from tests.clients.methods.messages import changed, handshake, scalars
+from tests.clients.methods.lines import line_client, new_context
+from tests.clients.methods.messages import changed, handshake, received, scalars
 from tests.support.refusals import refused
 
-ANCHOR = scalars(w=3, b=0.5, seen=7)
-START = scalars(w=1, b=0)
-
-
-ROUND = FedADMMInstruction(
-    *(ANCHOR, START, None),
-    rho=2.0,
+PUBLISHED = FedADMMRule(published=True, rho=2.0, share=0.5)
+ROUND = ProximalInstruction(
+    model=scalars(w=3, b=0.5, seen=7),
+    start={"u": np.array([1.0, 0.0]), "dual": np.zeros(2)},
+    rule=PUBLISHED.text(),
+    duals="strategy",
+    optimised=["w", "b"],
     lr=0.05,  # .1 for half the loss
     local_epochs=1,
-    loss_weight=0.5,
     wants_step_sum=False,
-    duals="strategy",
-    start_at="own",
-    averaging="all",
-    optimised=["w", "b"],
 )
 message = partial(changed, ROUND)
 
 
-def test_steps_from_u_i_towards_the_anchor() -> None:
+def test_steps_from_u_i_towards_w() -> None:
     # Residual 1 + 0 - 4 = -3, alpha = 1/2: w = 1 - .1 [.5 (-3) + 2 (1 - 3)] = 1.55,
     # b = 0 - .1 [-1.5 + 2 (0 - .5)] = .25. The second step: residual -2.2,
     # w = 1.55 - .1 [-1.1 + 2 (-1.45)] = 1.95, b = .25 - .1 [-1.1 - .5] = .41; the loss before it
@@ -46,30 +44,24 @@ def test_steps_from_u_i_towards_the_anchor() -> None:
     assert metrics == {"loss": pytest.approx(2.42, rel=1e-14), **made_by("FedADMM")}
 
 
-def test_it_goes_on_from_its_own_u_i() -> None:
+@pytest.mark.parametrize("duals", ["strategy", "client"])
+def test_its_row_moves_by_its_own_upload(duals: str) -> None:
+    # Round 1 at w = (3, .5), u_i^0 = (1, 0), pi = 0: u = (1.55, .25) as above, pi/2 = u - w =
+    # (-1.45, -.25), and z - z^0 = (u - u^0) + (u - w) = (.55 - 1.45, .25 - .25).
     context = new_context()
-    line_client(FedADMMClient, context).fit(*message())
-    kept = line_client(FedADMMClient, context).personal_arrays()
-    assert_allclose(numbers(kept), [1.55, 0.25, 7], rtol=1e-14)
-    later = message(start=None, version=1, server_round=4)
-    arrays, _, _ = line_client(FedADMMClient, context).fit(*later)
-    assert_allclose(np.ravel(arrays), [1.95, 0.41, 7], rtol=1e-14)
-
-
-def test_with_its_own_dual_it_uploads_the_change_of_z() -> None:
-    # Round 1 at w = (3, .5), u_i^0 = (1, 0), pi = 0: the anchor is w, so u = (1.55, .25) as above,
-    # pi = 2 (u - w) = (-2.9, -.5), and z - z^0 = (u - u^0) + (u - w) = (.55 - 1.45, .25 - .25).
-    context = new_context()
-    arrays, _, _ = line_client(FedADMMClient, context).fit(*message(duals="client"))
-    assert_allclose(np.ravel(arrays), [-0.9, 0, 7], atol=1e-14)
-    # Round 2 at w = (2, 1): the anchor is w - pi/2 = (3.45, 1.25), the residual 1.8 - 4 = -2.2,
+    first = message(duals=duals, start={"begin": np.array([1.0, 0.0])})
+    arrays, _, _ = line_client(FedADMMClient, context).fit(*first)
+    expected = [-0.9, 0, 7] if duals == "client" else [1.55, 0.25, 7]
+    assert_allclose(np.ravel(arrays), expected, atol=1e-14)
+    # Round 2 at w = (2, 1): w - pi/2 = (3.45, 1.25), the residual 1.8 - 4 = -2.2,
     # u = (1.55 - .1 [-1.1 + 2 (-1.9)], .25 - .1 [-1.1 + 2 (-1)]) = (2.04, .56), and the change
     # (.49 + .04, .31 - .44).
-    later = {"anchor": scalars(w=2, b=1, seen=8), "start": None, "duals": "client"}
+    later = {"model": scalars(w=2, b=1, seen=8), "start": None, "duals": duals}
     arrays, _, _ = line_client(FedADMMClient, context).fit(
         *message(version=1, server_round=2, **later)
     )
-    assert_allclose(np.ravel(arrays), [0.53, -0.13, 8], atol=1e-14)
+    expected = [0.53, -0.13, 8] if duals == "client" else [2.04, 0.56, 8]
+    assert_allclose(np.ravel(arrays), expected, atol=1e-14)
 
 
 @pytest.mark.parametrize("duals", ["strategy", "client"])
@@ -77,20 +69,34 @@ def test_from_w_with_its_dual(duals: str) -> None:
     # Round 1 at w = (3, .5), pi = 0: residual 3 + .5 - 4 = -.5, u = w - .05 * .5 (-.5)/.5 =
     # (3.025, .525), the move (.025, .025) and pi = 2 * .025 = .05 each.
     context = new_context()
-    form = {"start_at": "global", "averaging": "participants", "duals": duals, "start": None}
-    arrays, _, _ = line_client(FedADMMClient, context).fit(*message(dual={}, **form))
+    form = {"rule": replace(PUBLISHED, published=False).text(), "duals": duals}
+    arrays, _, _ = line_client(FedADMMClient, context).fit(*message(start={}, **form))
     assert_allclose(
         np.ravel(arrays), [0.025, 0.025, 7] if duals == "client" else [3.025, 0.525, 7], atol=1e-14
     )
     # Round 2 at w = (2, 1): residual -1, the pull to w - pi/2 = (1.975, .975) is 2 * .025/.5 = .1:
-    # u = w - .05 [-1 + .1] = (2.045, 1.045), whether it holds its pi_i or is sent it.
-    for dual in (None, scalars(w=0.05, b=0.05)):
+    # u = w - .05 [-1 + .1] = (2.045, 1.045), whether it holds its row or is sent it.
+    starts: list[Any] = [None] if duals == "client" else [None, {"dual": np.array([0.025, 0.025])}]
+    for start in starts:
         later = message(
-            **form, version=1, server_round=2, anchor=scalars(w=2, b=1, seen=8), dual=dual
+            **form, version=1, server_round=2, model=scalars(w=2, b=1, seen=8), start=start
         )
         arrays, _, _ = line_client(FedADMMClient, context).fit(*later)
-        first = [0.045, 0.045, 8] if duals == "client" else [2.045, 1.045, 8]
-        assert_allclose(np.ravel(arrays), first, atol=1e-14)
+        expected = [0.045, 0.045, 8] if duals == "client" else [2.045, 1.045, 8]
+        assert_allclose(np.ravel(arrays), expected, atol=1e-14)
+
+
+def test_what_a_clip_holds_back_is_in_the_next_upload() -> None:
+    # The message of round 1 would change by (-.9, 0), clipped to .5. Without a step, in round 2 at
+    # w = u_1 nothing else changes, and the rest follows.
+    context, clip = new_context(), {"privacy-clip": 0.5}
+    first = replace(ROUND, duals="client", start={"begin": np.array([1.0, 0.0])})
+    arrays, _, _ = line_client(FedADMMClient, context).fit(*received(first, **clip))
+    assert_allclose(np.ravel(arrays), [-0.5, 0, 7], atol=1e-6)
+    rest = replace(first, start=None, local_epochs=0, model=scalars(w=1.55, b=0.25, seen=7))
+    later = received(rest, **{**clip, "version": 1, "server-round": 2})
+    arrays, _, _ = line_client(FedADMMClient, context).fit(*later)
+    assert_allclose(np.ravel(arrays), [-0.4, 0, 7], atol=1e-6)
 
 
 def test_a_handshake_asks_for_the_number_of_examples() -> None:
@@ -98,6 +104,6 @@ def test_a_handshake_asks_for_the_number_of_examples() -> None:
 
 
 def test_an_array_without_gradient_cannot_be_optimised() -> None:
-    asked = message(optimised=["w", "b", "seen"], start=scalars(w=1, b=0, seen=7))
+    asked = message(optimised=["w", "b", "seen"], start={})
     with refused(ValueError, "seen", "FedADMM(averaged=...)"):
         line_client(FedADMMClient).fit(*asked)

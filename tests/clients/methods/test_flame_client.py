@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from clients import FLAMEClient, accuracy, rmse
-from fl_admm_strategies.algorithms.flame import FLAMEEvaluation, FLAMEInstruction
+from fl_admm_strategies.algorithms.flame import FLAMERule
+from fl_admm_strategies.algorithms.shared.consensus import ProximalInstruction
+from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.clients.methods.messages import changed, received
+from tests.clients.methods.messages import changed
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -57,8 +59,10 @@ def model(u: float) -> dict[str, NDArray[np.float32]]:
 
 
 def evaluate(client: FLAMEClient, personal: float, shared: float) -> dict[str, Any]:
-    asked = FLAMEEvaluation(model(personal), model(shared), None, ["u"])
-    loss, _, metrics = client.evaluate(*received(asked))
+    asked = ClientInstruction(
+        {"personal": model(personal), "global": model(shared)}, {"version": 0, "server-round": 1}
+    )
+    loss, _, metrics = client.evaluate(asked.flat(), asked.full_config())
     assert loss == metrics["personal-loss"]
     return metrics
 
@@ -106,36 +110,31 @@ def test_without_validation_data_there_is_no_validated_choice() -> None:
         evaluate(client_of(batches(1, 0), []), 1, 2)
 
 
-ROUND = FLAMEInstruction(
-    *(model(-1), model(1), None),  # anchor, theta_i and no pi_i
-    lam=1.0,
-    rho=0.5,
-    alpha=0.5,
-    anchor_on="w_i",
-    theta_step="fixed",
-    lr=0.1,
-    local_epochs=1,
-    tolerance=1.0,
-    max_steps=10,
-    duals="strategy",
-    start_at="own",
-    averaging="all",
-    optimised=["u"],
-)
-
-
-def test_it_starts_from_its_own_model_and_is_pulled_to_the_servers() -> None:
-    # f = log(1 + e^-2u) and log(1 + e^2u), half each: f' = tanh(u). From theta = 1 with anchor
-    # -1 one step is 1 - 0.1 (tanh 1 + 1 (1 - (-1))) = 0.8 - 0.1 tanh 1.
+def test_it_starts_from_its_own_model_and_is_pulled_to_its_copy_of_w() -> None:
+    # f = log(1 + e^-2u) and log(1 + e^2u), half each: f' = tanh(u). With a = rho = 1/2 the copy is
+    # w_i = theta - pi/rho. From theta = 1 with w_i = -1, so pi/rho = 2, one step is
+    # 1 - 0.1 (tanh 1 + 1 (1 - (-1))) = 0.8 - 0.1 tanh 1.
+    rule = FLAMERule(published=True, lam=1.0, a=0.5, rho=0.5)
+    first = ProximalInstruction(
+        model=model(-1),
+        start={"theta": np.ones(1, np.float32), "dual": np.full(1, 2, np.float32)},
+        rule=rule.text(),
+        duals="strategy",
+        optimised=["u"],
+        lr=0.1,
+        local_epochs=1,
+        wants_step_sum=False,
+    )
     client = client_of(batches(1, 1))
-    (theta,), num_examples, metrics = client.fit(*changed(ROUND))
+    (theta,), num_examples, metrics = client.fit(*changed(first))
     assert theta == pytest.approx(0.8 - 0.1 * np.tanh(1), rel=1e-6)
     assert num_examples == 2
     # f(1) = (log(1 + e^-2) + log(1 + e^2)) / 2 = 1 + log(1 + e^-2)
     loss = pytest.approx(1 + np.log(1 + np.exp(-2)), rel=1e-6)
     assert metrics == {"initial-loss": loss, "loss": loss, **made_by("FLAME")}
     assert client.personal_arrays() == {"u": theta}
-    # In the next round it needs no start: it holds its theta. f'(theta) = tanh(theta).
-    later = changed(ROUND, anchor=model(0), start=None, version=1, server_round=2)
+    # In the next round it holds its row: pi/rho = (theta + 1 + 2)/2, w_i = theta - pi/rho.
+    w_i = theta - (theta + 3) / 2
+    later = changed(first, model=model(0), start=None, version=1, server_round=2)
     (second,), _, _ = client.fit(*later)
-    assert second == pytest.approx(theta - 0.1 * (np.tanh(theta) + theta), rel=1e-6)
+    assert second == pytest.approx(theta - 0.1 * (np.tanh(theta) + theta - w_i), rel=1e-6)

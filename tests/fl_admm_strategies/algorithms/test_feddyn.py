@@ -12,6 +12,7 @@ from clients import FedADMMClient, FedDynClient
 from fl_admm_strategies import FedADMM, FedDyn
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
 from tests.support.pace import fast
+from tests.support.refusals import refused
 
 TURNS = [(0, 1), (1, 2), (0, 2)]
 
@@ -24,8 +25,8 @@ def run(strategy: FedDyn, *rounds: Any) -> Any:
     """Return theta and h after every round, shape (rounds, 2)."""
 
     def read() -> list[float]:
-        consensus = strategy.state.consensus
-        return [float(consensus.w[0]), -strategy.alpha * float(consensus.total[0]) / 3]
+        state = strategy.state
+        return [float(state.w[0]), -strategy.penalty * float(state.total[0]) / 3]
 
     return np.array(follow(strategy, Grid(FedDynClient), *rounds, read=read))
 
@@ -54,7 +55,7 @@ def test_it_is_fedadmm_with_rho_for_alpha(duals: Any, rounds: Any) -> None:
     # P1: pi_i = -grad_i, of which the mean is -h. Equal but for rounding.
     settings: dict[str, Any] = {"lr": 0.1, "local_epochs": 2, "fraction_evaluate": 0}
     admm = FedADMM(rho=0.7, duals=duals, **settings)
-    w = follow(admm, Grid(FedADMMClient), *rounds, read=lambda: admm.state.consensus.w.item())
+    w = follow(admm, Grid(FedADMMClient), *rounds, read=lambda: admm.state.w.item())
     assert_allclose(run(feddyn(alpha=0.7), *rounds)[:, 0], w, rtol=1e-13)
 
 
@@ -70,4 +71,11 @@ def test_when_a_gradient_is_gone_all_begin_again(how: str) -> None:
     moves = np.array([0.18 * (1 - theta), 0.34 * (-1 - theta)])
     members = 3 if how == "forgets" else 2
     expected = theta + moves.mean() + moves.sum() / members
-    assert_allclose(strategy.state.consensus.w, [expected], atol=1e-9)
+    assert_allclose(strategy.state.w, [expected], atol=1e-9)
+
+
+def test_it_has_no_other_form() -> None:
+    with refused(ValueError, "published"):
+        FedDyn(published=True)
+    with refused(ValueError, "rho"):
+        FedDyn(rho=0.1)

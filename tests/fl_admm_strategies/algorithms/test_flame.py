@@ -7,7 +7,7 @@ docs/methods/flame-notes.md, whose items the comments name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -21,10 +21,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from clients import FLAMEClient, client_app
+from clients.toolkit.solving.objective import LocalObjective
 from fl_admm_strategies import FLAME, InProcessGrid
 from tests.support.federation import WatchedGrid, dataset, node_of
 from tests.support.pace import fast
-from tests.support.refusals import refused
 
 Matrix = NDArray[np.float64]
 
@@ -52,38 +52,41 @@ class Quadratics:
     c: Matrix = field(default_factory=C.copy)
     sizes: Sequence[int] = ()
 
-    def client(self, context: Context, **settings: Any) -> FLAMEClient:
+    def client(self, context: Context, client_class: Any = FLAMEClient) -> Any:
         i = int(context.node_config["partition-id"])
         n = self.sizes[i] if self.sizes else 1
         batch = (torch.zeros(n, 1), torch.tensor(self.c[i]).expand(n, -1))
         b = float(self.b[i])
-        return FLAMEClient(
+        return client_class(
             context,
             Point(self.c.shape[1]),
             [batch],
             lambda outputs, targets: b / 2 * ((outputs - targets) ** 2).sum(dim=1).mean(),
             test_loader=[batch],
             full_batch=True,
-            **settings,
         )
 
-    def prox(self, i: int) -> Callable[..., dict[str, torch.Tensor]]:
-        """Return argmin f_i + lam/2 ||theta - anchor||^2 = (b c + lam anchor) / (b + lam)."""
-        b, c = float(self.b[i]), torch.tensor(self.c[i])
-        return lambda anchor, lam: {"theta": (b * c + lam * anchor["theta"]) / (b + lam)}
-
     def grid(self, *, exact: bool = True, noise: float = 0.0, **kwargs: Any) -> WatchedGrid:
-        def client_fn(context: Context) -> Any:
-            i = int(context.node_config["partition-id"])
-            prox = self.prox(i)
+        federation = self
 
-            def inexact(anchor: Any, lam: float) -> dict[str, torch.Tensor]:
-                theta = prox(anchor, lam)["theta"]
-                return {"theta": theta + noise * torch.randn_like(theta)}
+        class ExactClient(FLAMEClient):
+            """Its loop returns argmin f_i + c/2 ||theta - a||^2 = (b c_i + c a) / (b + c)."""
 
-            return self.client(context, **({"prox": inexact} if exact else {})).to_client()
+            def minimise(self, objective: LocalObjective, *, lr: float, epochs: int) -> Any:
+                i = int(self.context.node_config["partition-id"])
+                b, c = float(federation.b[i]), torch.tensor(federation.c[i])
+                (term,) = objective.terms
+                objective.penalty(self.model)
+                theta = (b * c + term.weight * term.anchor["theta"]) / (b + term.weight)
+                self.load_block({"theta": theta + noise * torch.randn_like(theta)})
+                return {"loss": 0.0}
 
-        return WatchedGrid(client_app(client_fn), len(self.b), **kwargs)
+        kind = ExactClient if exact else FLAMEClient
+        return WatchedGrid(
+            client_app(lambda context: self.client(context, kind).to_client()),
+            len(self.b),
+            **kwargs,
+        )
 
     def run(self, strategy: FLAME, num_rounds: int, **grid: Any) -> list[Variables]:
         """Return the variables after rounds 0, 1, ..., num_rounds."""
@@ -97,7 +100,9 @@ class Quadratics:
                 on_round=lambda server_round, metrics: seen.append(Variables.of(self, strategy)),
             )
         zero = np.zeros_like(self.c)
-        first = Variables(self, alpha(strategy), strategy.lam, strategy.rho, zero, zero, zero[0])
+        first = Variables(
+            self, alpha(strategy), strategy.lam, strategy.penalty, zero, zero, zero[0]
+        )
         return [first, *seen]
 
 
@@ -126,9 +131,11 @@ class Variables:
 
     @classmethod
     def of(cls, federation: Quadratics, strategy: FLAME) -> Variables:
-        w, own = strategy.state.consensus.w.copy(), strategy.state.clients
-        theta, w_i = own.column("theta").copy(), own.column("local_w").copy()
-        return cls(federation, alpha(strategy), strategy.lam, strategy.rho, theta, w_i, w)
+        w, own = strategy.state.w.copy(), strategy.state.clients
+        theta, rho = own.column("theta").copy(), strategy.penalty
+        a = strategy.lam * alpha(strategy)[:, None]
+        w_i = theta - rho * own.column("dual") / a
+        return cls(federation, alpha(strategy), strategy.lam, rho, theta, w_i, w)
 
     def f(self, theta: Matrix, w: Matrix) -> float:
         """sum_i alpha_i (f_i(theta_i) + lambda/2 ||theta_i - w||^2), of (6) and (9)."""
@@ -152,7 +159,7 @@ class Variables:
 
 
 def flame(**settings: Any) -> FLAME:
-    usual = {"published": True, "lam": 1.0, "rho": 0.5, "theta_step": "exact"}
+    usual = {"published": True, "lam": 1.0, "rho": 0.5}
     usual |= {"fraction_evaluate": 0, "seed": 3}
     return FLAME(**usual | settings)
 
@@ -203,7 +210,7 @@ def test_exact_steps_give_the_golden_vectors() -> None:
 
 
 def test_two_gradient_steps_a_round_give_the_golden_vectors() -> None:
-    strategy = flame(theta_step="fixed", lr=0.1, local_epochs=2)
+    strategy = flame(lr=0.1, local_epochs=2)
     _, one, two = Quadratics().run(strategy, 2, exact=False)
     close(one.theta, [(0.18, 0.36), (-0.34, 0.17), (0.2775, -0.185)])
     close(one.w, (0.094 / 3, 0.092))  # printed as .03133333
@@ -237,21 +244,6 @@ def test_at_rho_equal_to_a_clients_send_theta_and_the_lagrangian_may_rise() -> N
         close(variables.w, variables.theta.mean(axis=0))
 
 
-def test_at_rho_equal_to_a_the_released_code_averages_proximal_models() -> None:
-    # P1: with anchor_on="w" the duals have no effect: theta_i = prox(w), w = mean theta_i,
-    # those that sat out counting with the theta_i they had.
-    federation = Quadratics()
-    strategy = flame(rho=1 / 3, anchor_on="w", fraction_train=0.67)
-    rounds = federation.run(strategy, 6)
-    theta, w = np.zeros_like(C), np.zeros(2)
-    for server_round, variables in enumerate(rounds[1:], start=1):
-        for i in strategy.train_metrics[server_round]:
-            theta[i] = (B[i] * C[i] + w) / (B[i] + 1)
-        w = theta.mean(axis=0)
-        close(variables.theta, theta)
-        close(variables.w, w)
-
-
 # --- Identities that hold at every round, whatever the clients do (T1 to T7) ----------------------
 
 
@@ -261,11 +253,10 @@ def random_federation(seed: int, m: int = 6, d: int = 4) -> Quadratics:
     return Quadratics(rng.uniform(0.2, 3, m), rng.standard_normal((m, d)), sizes)
 
 
-@pytest.mark.parametrize("anchor", ["w_i", "w"])
 @pytest.mark.parametrize("rho", fast([0.4], [0.05, 0.4]))
-def test_identities_hold_with_noise_partial_participation_and_unequal_weights(anchor, rho):
+def test_identities_hold_with_noise_partial_participation_and_unequal_weights(rho: float) -> None:
     federation = random_federation(1)
-    strategy = flame(lam=0.7, rho=rho, anchor_on=anchor, weights="size", fraction_train=0.5)
+    strategy = flame(lam=0.7, rho=rho, weights="size", fraction_train=0.5)
     rounds = federation.run(strategy, 8, noise=0.3)
     sizes = np.array(federation.sizes)
     close(alpha(strategy), sizes / sizes.sum())
@@ -321,12 +312,11 @@ def optimum(b: Matrix, c: Matrix, alpha: Matrix, lam: float) -> tuple[Matrix, Ma
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("anchor", ["w_i", "w"])
 @pytest.mark.parametrize(("weights", "fraction"), [("uniform", 1.0), ("size", 0.5)])
-def test_the_limit_is_the_minimiser(anchor: str, weights: str, fraction: float) -> None:
+def test_the_limit_is_the_minimiser(weights: str, fraction: float) -> None:
     federation = random_federation(2, m=4, d=2)
     lam = 0.8
-    strategy = flame(lam=lam, rho=0.15, anchor_on=anchor, weights=weights, fraction_train=fraction)
+    strategy = flame(lam=lam, rho=0.15, weights=weights, fraction_train=fraction)
     last = federation.run(strategy, 80 if fraction == 1 else 200)[-1]
     w, theta = optimum(federation.b, federation.c, alpha(strategy), lam)
     close(last.w, w, 1e-10)
@@ -357,7 +347,7 @@ def test_one_round_shrinks_the_least_squares_solutions_by_q() -> None:
 
 def test_accuracy_tested_steps_meet_their_tolerance() -> None:
     federation = random_federation(3)
-    settings = {"theta_step": "accuracy", "tolerance": 1e-2, "tolerance_decay": 0.5}
+    settings = {"tolerance": 1e-2, "tolerance_decay": 0.5}
     settings |= {"weights": "size", "fraction_train": 0.5}
     strategy = flame(lam=0.7, rho=0.4, lr=1 / 3.7, **settings)  # 1/(L + lambda), since b_i <= 3
     rounds = federation.run(strategy, 12, exact=False)
@@ -375,13 +365,12 @@ def test_accuracy_tested_steps_meet_their_tolerance() -> None:
             assert metrics["steps"] == 0 or residual / shrunk**2 > epsilon[i]
             assert metrics["residual"] == pytest.approx(residual, rel=1e-9, abs=1e-25)
             assert metrics["tolerance"] == pytest.approx(epsilon[i])
-    close(strategy.state.clients.column("tolerance"), epsilon)
 
 
 def test_accuracy_tested_steps_take_no_more_than_they_need() -> None:
     # With step 1/(b + lambda) one step is exact for a quadratic: 0 steps where the warm start is
     # good enough, 1 otherwise.
-    strategy = flame(theta_step="accuracy", tolerance=1e-3, lr=0.5)
+    strategy = flame(tolerance=1e-3, lr=0.5)
     Quadratics(np.ones(3), C).run(strategy, 20, exact=False)
     steps = [metrics["steps"] for metrics in strategy.train_metrics[1].values()]
     assert steps == [1, 1, 1]
@@ -390,47 +379,41 @@ def test_accuracy_tested_steps_take_no_more_than_they_need() -> None:
 
 
 def test_accuracy_tested_steps_end_at_their_limit() -> None:
-    strategy = flame(theta_step="accuracy", tolerance=1e-20, lr=1e-3, max_steps=7)
+    strategy = flame(tolerance=1e-20, lr=1e-3, max_steps=7)
     Quadratics().run(strategy, 1, exact=False)
     for metrics in strategy.train_metrics[1].values():
         assert metrics["steps"] == 7
         assert metrics["residual"] > metrics["tolerance"]
 
 
-def test_exact_steps_need_a_client_that_can() -> None:
-    with refused(RuntimeError, "FLAMEClient", "prox"):
-        Quadratics().run(flame(), 1, exact=False)
-
-
 # --- Where the variables live -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("anchor", ["w_i", "w"])
-def test_duals_on_the_client_give_the_same_trajectory(anchor: str) -> None:
+@pytest.mark.parametrize("published", [True, False])
+def test_duals_on_the_client_give_the_same_trajectory(published: bool) -> None:
     federation = random_federation(4)
-    settings = {"lam": 0.7, "rho": 0.2, "anchor_on": anchor, "weights": "size"}
-    settings |= {"fraction_train": 0.5, "fraction_evaluate": 1.0}
+    settings = {"lam": 0.7, "rho": 0.2, "weights": "size", "published": published}
+    settings |= {"fraction_train": 0.5, "fraction_evaluate": 1.0, "lr": 0.1, "local_epochs": 2}
     here, there = (flame(**settings, duals=d) for d in ("strategy", "client"))
     trajectories: list[list[Matrix]] = []
     for strategy in (here, there):
         trajectory: list[Matrix] = []
-        with federation.grid() as grid:
+        with federation.grid(exact=False) as grid:
             strategy.start(
                 grid,
                 ArrayRecord(Point(4).state_dict()),
-                5,
-                evaluate_every=5,
-                on_round=lambda r, metrics, s=strategy, t=trajectory: t.append(s.state.consensus.w),
+                6,
+                evaluate_every=6,
+                on_round=lambda r, metrics, s=strategy, t=trajectory: t.append(s.state.w),
             )
         trajectories.append(trajectory)
     close(trajectories[1], trajectories[0], 1e-13)
-    assert there.traffic[5] == here.traffic[5]
-    for client, metrics in there.evaluate_metrics[5].items():
-        assert metrics == pytest.approx(here.evaluate_metrics[5][client], rel=1e-10)
+    assert np.abs(np.diff(trajectories[0], axis=0)).min() > 1e-6  # every round moved
+    for client, metrics in there.evaluate_metrics[6].items():
+        assert metrics == pytest.approx(here.evaluate_metrics[6][client], rel=1e-10)
         own = federation.client(grid.context(node_of(client))).personal_arrays()
         close(own["theta"], here.personal_arrays(client)["theta"].numpy(), 1e-13)
     assert "theta" not in there.state.clients  # O(d) memory
-    assert "local_w" not in there.state.clients
 
 
 # --- Arrays that take no part -------------------------------------------------------------------
@@ -501,57 +484,34 @@ def test_the_joint_form_has_the_papers_fixed_point(weights: str, fraction: float
     close(last.pi.sum(axis=0), 0, 1e-9)  # (16)
 
 
-FORMS = [
-    {},
-    {"averaging": "all"},
-    {"start_at": "own"},
-    {"start_at": "own", "averaging": "all"},
-    {"anchor_on": "w"},
-    {"anchor_on": "w_i", "start_at": "own"},
-]
-
-
-@pytest.mark.parametrize("form", fast([FORMS[0], FORMS[3]], FORMS), ids=str)
-def test_every_form_is_the_same_with_duals_on_the_client(form: dict[str, str]) -> None:
-    federation = random_federation(4)
-    settings = {"lam": 0.7, "rho": 0.1, "weights": "size", "fraction_train": 0.5} | form
-    settings |= {"theta_step": "fixed", "lr": 0.1, "local_epochs": 2}
-    here, there = (joint(**settings, duals=place) for place in ("strategy", "client"))
-    trajectories: list[list[Matrix]] = []
-    for strategy in (here, there):
-        trajectory: list[Matrix] = []
-        with federation.grid(exact=False) as grid:
-            strategy.start(
-                grid,
-                ArrayRecord(Point(4).state_dict()),
-                6,
-                on_round=lambda r, metrics, s=strategy, t=trajectory: t.append(s.state.consensus.w),
-            )
-        trajectories.append(trajectory)
-    close(trajectories[1], trajectories[0], 1e-13)
-    assert np.abs(np.diff(trajectories[0], axis=0)).min() > 1e-6  # every round moved
-
-
-def test_the_default_starts_its_steps_at_the_global_model() -> None:
-    # One step of 0.1 from w, by hand: theta = w - 0.1 [b (w - c) + q (w - (w - pi/rho))] with
+def test_the_default_starts_where_theta_would_be_had_it_moved_with_w() -> None:
+    # One step of 0.1, by hand: start s = theta_i + (w - w before) and
+    # theta = s - 0.1 [b (s - c) + q (s - (w - pi/rho))] with
     # q = lambda rho/(a + rho) = 1 (1/3)/(2/3) = 1/2 and pi/rho = theta_i - w_i, as rho = a_i = 1/3.
-    strategy = joint(rho=1 / 3, theta_step="fixed", lr=0.1, local_epochs=1)
+    strategy = joint(rho=1 / 3, lr=0.1, local_epochs=1)
     _, one, two = Quadratics().run(strategy, 2, exact=False)
     close(one.theta, 0.1 * B[:, None] * C)
-    step = B[:, None] * (one.w - C) + (one.theta - one.w_i) / 2
-    close(two.theta, one.w - 0.1 * step)
+    start = one.theta + one.w
+    step = B[:, None] * (start - C) + (start - one.w + one.theta - one.w_i) / 2
+    close(two.theta, start - 0.1 * step)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"published": True, "anchor_on": "joint"}, {"anchor_on": "w_i"}]
-)
-def test_contradicting_forms_are_refused(settings: dict[str, Any]) -> None:
-    with refused(ValueError, "anchor_on"):
-        FLAME(**settings)
+@pytest.mark.slow
+@pytest.mark.parametrize("lam", [0.03, 1.0, 30.0])
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_the_default_with_a_few_steps_solves_its_problem(lam: float, fraction: float) -> None:
+    # Two steps of 0.2 a round, S = 0.4, so that kappa is 0.015, 0.5 and 0.75.
+    federation = random_federation(2, m=4, d=2)
+    strategy = FLAME(lam=lam, lr=0.2, local_epochs=2, fraction_train=fraction, fraction_evaluate=0)
+    last = federation.run(strategy, 150 if fraction == 1 else 250, exact=False)[-1]
+    w, theta = optimum(federation.b, federation.c, alpha(strategy), lam)
+    close(last.w, w, 1e-6)
+    close(last.theta, theta, 1e-6)
 
 
-def test_rho_follows_lambda_in_both_forms() -> None:
-    for published, expected in ((True, 0.4 / 3), (False, 0.04 / 3)):
+def test_rho_without_a_number() -> None:
+    # published lambda/m; else kappa = min(0.3/S, lambda/2) = 0.2 with S = 3 * 0.1, so rho = a.
+    for published, expected in ((True, 0.4 / 3), (False, 0.4 / 3)):
         strategy = FLAME(lam=0.4, published=published, lr=0.1, fraction_evaluate=0)
         with Quadratics().grid(exact=False) as grid:
             strategy.start(grid, ArrayRecord(Point(2).state_dict()), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -18,24 +19,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clients import (
     FedADMMClient,
-    FedAPMClient,
     FedGiAClient,
     FedGiALinearClient,
     FLAMEClient,
     FPFCClient,
     LeastSquares,
-    LpProjADMMClient,
     client_app,
 )
 from fl_admm_strategies import (
     FLAME,
     FPFC,
     FedADMM,
-    FedAPM,
     FedGiA,
     FedMCADMM,
     L1Norm,
-    LpProjADMM,
     SmoothedSCAD,
     StatefulStrategy,
     made_by,
@@ -249,7 +246,8 @@ def test_the_weight_of_a_joining_client_by_size() -> None:
     assert_allclose(
         strategy.state.clients.column("alpha"), np.array([10, 11, 12, 14]) / 35, rtol=1e-15
     )
-    assert grid.messages[3, 5].config_records["config"]["loss-weight"] == 12 / 35 * 3  # m alpha_i
+    rule = json.loads(str(grid.messages[3, 5].config_records["config"]["rule"]))
+    assert rule["share"] == 12 / 35 * 3  # m alpha_i
     assert strategy.traffic[3].down > strategy.traffic[2].down
 
 
@@ -277,33 +275,19 @@ def test_a_joining_client_that_fails_the_handshake_is_asked_again(warned: Warned
     assert warned("client 2 refused")
 
 
-shares_the_rule = partial(pytest.param, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "client_class", "expected"),
-    [
-        (FedADMM(published=True, rho=0.1, lr=0.5), FedADMMClient, "w"),
-        shares_the_rule(
-            FedADMM(published=True, rho=0.1, lr=0.5, duals="client"), FedADMMClient, "w"
-        ),
-        shares_the_rule(FLAME(published=True, rho=0.2, lr=0.5), FLAMEClient, "w"),
-        shares_the_rule(FLAME(published=True, rho=0.2, lr=0.5, duals="client"), FLAMEClient, "w"),
-        shares_the_rule(FedAPM("^head", published=True, rho=0.1, lr=0.5), FedAPMClient, "w"),
-        (LpProjADMM(rho=0.2, lr=0.5, dimension=3), LpProjADMMClient, "initial"),
-    ],
-    ids=["FedADMM", "FedADMM-client", "FLAME", "FLAME-client", "FedAPM", "LpProj"],
-)
-def test_where_a_joining_client_starts(strategy: Any, client_class: Any, expected: str) -> None:
+@pytest.mark.parametrize("duals", ["strategy", "client"])
+@pytest.mark.parametrize("published", [True, False])
+def test_a_joining_client_begins_at_w(published: bool, duals: Any) -> None:
+    """With a dual of 0: it gets w, and no arrays of a row; in its second turn it holds its row."""
     models: dict[int, NDArray[Any]] = {}
+    strategy = FedADMM(published=published, rho=0.1, lr=0.5, duals=duals)
 
     def on_round(server_round: int, metrics: Any) -> None:
-        models[server_round] = strategy.state.consensus.w.copy()
+        models[server_round] = strategy.state.w.copy()
 
-    grid = Recording(client_app(client_fn_of(client_class)), PARTITIONS, FROM_ROUND_3)
+    grid = Recording(client_app(client_fn_of(FedADMMClient)), PARTITIONS, FROM_ROUND_3)
     strategy.start(grid, initial_arrays(), 4, on_round=on_round)
     content = grid.messages[3, 5]
     assert_array_equal(vector_of(content["arrays"]), models[2])
-    start = vector_of(content["arrays.start"])
-    assert_array_equal(start, models[2] if expected == "w" else vector_of(initial_arrays()))
+    assert dict(content["arrays.start"]) == {}
     assert "arrays.start" not in grid.messages[4, 5]

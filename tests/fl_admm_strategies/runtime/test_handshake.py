@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_every_client_is_asked_once_before_round_1(num_nodes: int) -> None:
     trained = {client for clients in strategy.train_metrics.values() for client in clients}
     assert {client for client, r in strategy.membership.last_accepted.items() if r} == trained
     weights = [
-        asked.config["loss-weight"]
+        json.loads(asked.config["rule"])["share"]
         for message in grid.phase(MessageType.TRAIN, 1)
         for _, asked in unpack_instructions(message.content)
     ]

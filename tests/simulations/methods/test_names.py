@@ -30,7 +30,7 @@ def test_every_strategy_of_the_library_has_a_name() -> None:
 def test_every_client_has_its_strategy_and_every_strategy_a_client() -> None:
     assert {client.__name__ for client in CLIENTS} == {
         name for name in clients.__all__ if name.endswith("Client")
-    } - {"MethodClient", "TorchClient"}
+    } - {"MethodClient", "MirrorClient", "TorchClient"}
     for strategy in METHODS.values():
         assert data_of(strategy)
 

@@ -53,8 +53,8 @@ def test_a_client_gets_validation_data_where_it_takes_some() -> None:
     options = "data.options={ clients = 4, samples = 400, validation = true }"
     client = client_of(federation_of("flame-mnist", options), 0)
     assert isinstance(client, FLAMEClient)
-    assert client.validation_problem is not None
-    assert client_of(federation_of("flame-mnist"), 0).validation_problem is None
+    assert client.validation_loader is not None
+    assert client_of(federation_of("flame-mnist"), 0).validation_loader is None
     client_of(federation_of("fedadmm-digits", options), 0)  # takes none
 
 

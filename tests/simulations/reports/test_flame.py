@@ -64,5 +64,5 @@ def test_the_paper_profile_has_the_papers_settings(name: str) -> None:
     assert (settings.training.batch_size, settings.training.num_rounds) == (100, 100)
     assert settings.training.fraction_train == 1
     authors: Any = load_settings(name, profile="authors")
-    assert (authors.algorithm.published, authors.algorithm.anchor_on) == (True, "w")
+    assert authors.algorithm.published
     assert (authors.training.momentum, authors.training.weight_decay) == (0.5, 0.01)

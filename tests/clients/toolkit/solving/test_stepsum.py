@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from clients import FedADMMClient
 from clients.toolkit.solving.cohort import fit_together
 from clients.toolkit.solving.stepsum import sum_of_steps
-from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
+from fl_admm_strategies.algorithms.fedadmm import FedADMMRule
+from fl_admm_strategies.algorithms.shared.consensus import ProximalInstruction
 from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
 
@@ -38,22 +39,20 @@ def job(
     client_class: Any = FedADMMClient,
     *,
     wanted: bool = True,
-    rho: float = 2.0**-64,
+    rho: float = 0.1,
     **options: Any,
 ) -> Any:
     """Return a client, and the first message of a strategy that seeks rho."""
     client = client_class(new_context(), network(), loader(), nn.CrossEntropyLoss(), **options)
-    asked = FedADMMInstruction(
-        *(client.arrays(), None, {}),
-        rho=rho,
+    asked = ProximalInstruction(
+        model=client.arrays(),
+        start={},
+        rule=FedADMMRule(published=False, rho=rho, share=1.0).text(),
+        duals="strategy",
+        optimised=list(client.arrays()),
         lr=LR,
         local_epochs=EPOCHS,
-        loss_weight=1.0,
         wants_step_sum=wanted,
-        duals="strategy",
-        start_at="global",
-        averaging="participants",
-        optimised=list(client.arrays()),
     )
     return client, *received(asked)
 
@@ -164,9 +163,8 @@ def test_in_a_stack_it_is_what_it_is_alone(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("client_class", [FedADMMClient, OwnLoop, WithPenalty])
-def test_while_rho_is_sought_local_steps_take_a_tenth(client_class: Any) -> None:
-    # And a loop of one's own takes the same steps, whatever measures it.
+def test_a_loop_of_ones_own_takes_the_same_steps_whatever_measures_it(client_class: Any) -> None:
     client, arrays, config = job(client_class)
-    other, *message = job(wanted=False, rho=0.1)
+    other, *message = job(wanted=False)
     for one, theirs in zip(client.fit(arrays, config)[0], other.fit(*message)[0], strict=True):
         assert one == pytest.approx(theirs, abs=1e-6)

@@ -32,7 +32,6 @@ from fl_admm_strategies.runtime.common.settings import (
 from tests.support.refusals import refused
 
 BASE = [*parameters_of(StatefulStrategy)]
-FORM = ["published", "start_at", "averaging"]
 SAMPLED = ["fraction_train", "min_train_nodes", *BASE]
 
 
@@ -156,7 +155,7 @@ def test_what_is_needed_is_asked_for() -> None:
         (
             FedAPM("^head"),
             ["personal", "sigma", "personal_epochs", "tolerance", "tolerance_decay"],
-            ["rho", "lr", "local_epochs", "averaged", *FORM, "duals", "weights", *SAMPLED],
+            ["rho", "lr", "local_epochs", "weights", "averaged", "published", "duals", *SAMPLED],
         ),
     ],
     ids=["FedProx", "FedGiA", "FedAPM"],
