@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -22,7 +21,7 @@ from ..reports import write_text
 from . import cell as cells
 from .cell import Cell
 from .comparison import ComparisonPlan, Space
-from .workers import Pool, Workers, num_cores, ray_workers
+from .workers import Workers, num_cores
 
 AT_ONCE = 5
 """Trials that are drawn together; constant, so that the number of workers changes no choice."""
@@ -124,7 +123,6 @@ def compare(
     data_root: Path | None,
     most: int | None,
     say: Say,
-    cluster: str | None = None,
 ) -> list[Outcome]:
     """Run all that a comparison needs and that is not in its folder.
 
@@ -138,8 +136,6 @@ def compare(
         The most worker processes; None for the number of cores.
     say : callable
         Takes a line of progress.
-    cluster : str or None (default: None)
-        Where a Ray cluster is, whose nodes then do all runs.
 
     Raises
     ------
@@ -147,11 +143,10 @@ def compare(
         If the comparison in the folder is still going on, or Optuna is missing.
     """
     make_folder(out / CELLS)
-    pools: AbstractContextManager[Pool]
-    pools = ray_workers(cluster) if cluster else nullcontext(Workers(most or num_cores()))
-    with lock_folder(out / CELLS), pools as pool:
+    with lock_folder(out / CELLS):
         write_text(out / COMPARISON, comparison.to_toml())
-        return _Schedule(comparison, out / CELLS, pool, say).run(data_root)
+        workers = Workers(most or num_cores())
+        return _Schedule(comparison, out / CELLS, workers, say).run(data_root)
 
 
 Batch = Generator[list[Cell], list[Found], Outcome]
@@ -217,7 +212,7 @@ def _value(found: Found) -> float | None:
 class _Schedule:
     """Has the methods' cells run side by side, each cell once; a method waits for its own only."""
 
-    def __init__(self, comparison: ComparisonPlan, folder: Path, pool: Pool, say: Say) -> None:
+    def __init__(self, comparison: ComparisonPlan, folder: Path, pool: Workers, say: Say) -> None:
         self.comparison, self.folder, self.pool, self.say = comparison, folder, pool, say
         self.runs = ThreadPoolExecutor(pool.most)
         self.lock = Lock()

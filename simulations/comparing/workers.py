@@ -1,4 +1,4 @@
-"""Worker processes: as many cells at a time as there are cores and memory for, here or on Ray."""
+"""Worker processes: as many cells at a time as there are cores and memory for."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import logging
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Condition
 from typing import Any
 
 import psutil
 
 from fl_admm_strategies.hosting.workers import Worker, WorkerDiedError, pack_function
-
-from ..reports import write_text
 
 _PRELOAD = ["simulations.comparing.cell", "sklearn.datasets", "sklearn.metrics"]
 _FIRST = 600e6  # bytes a cell is taken to need until one has ended
@@ -98,60 +94,3 @@ def _quietly(work: Callable[..., None], job: Any, path: Path) -> None:
     warnings.simplefilter("ignore")
     with threadpool_limits(1):
         work(job, path)
-
-
-class RayWorkers:
-    """A Ray task for each job, in a process of its own on a cluster's node.
-
-    Its file is written there and comes back, so that no folder need be shared.
-    """
-
-    most = 1_000  # they wait for a processor in the cluster's own queue
-    largest = 0.0
-
-    def __init__(self) -> None:
-        import ray
-
-        self._ray: Any = ray
-        self._task = ray.remote(num_cpus=1, max_calls=1, max_retries=0)(_text_of)
-        self._running: set[Any] = set()
-
-    def run(self, path: Path, work: Callable[..., None], job: Any) -> str:
-        """Have a job done on a node, as `Workers.run`."""
-        task = self._task.remote(work, job, path.name)
-        self._running.add(task)
-        try:
-            write_text(path, self._ray.get(task))
-        except self._ray.exceptions.RayError as error:
-            return f"on the cluster: {str(error).strip().splitlines()[-1]}"
-        finally:
-            self._running.remove(task)
-        return ""
-
-    def stop(self) -> None:
-        """End all tasks."""
-        for task in [*self._running]:
-            self._ray.cancel(task, force=True)
-
-
-Pool = Workers | RayWorkers
-
-
-def _text_of(work: Callable[..., None], job: Any, name: str) -> str:
-    """Do a job on a node and return what is in its file."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / name
-        _quietly(work, job, path)
-        return path.read_text(encoding="utf-8")
-
-
-@contextmanager
-def ray_workers(address: str) -> Iterator[RayWorkers]:
-    """Yield a cluster's workers, whose tasks end with the `with` block."""
-    import ray
-
-    ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    try:
-        yield RayWorkers()
-    finally:
-        ray.shutdown()

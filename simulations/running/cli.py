@@ -43,9 +43,6 @@ _Profile = Annotated[str, typer.Option(help="One of the experiment's profiles.")
 _DataRoot = Annotated[
     Path | None, typer.Option(help="Folder of the data files (default: $FL_ADMM_DATA).")
 ]
-_RayAddress = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Run on a Ray cluster that is there.")
-]
 _Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: training.num-rounds=50"),
@@ -118,7 +115,9 @@ def run(
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes that host the clients between them.")
     ] = None,
-    ray_address: _RayAddress = None,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Run on a Ray cluster that is there.")
+    ] = None,
     profile: _Profile = "",
     change: _Changes = None,
     seed: Annotated[int | None, typer.Option(min=0, help="In place of the file's.")] = None,
@@ -215,7 +214,6 @@ def compare(
         Path, typer.Option(help="Folder of the results; a comparison in it goes on.")
     ] = Path("comparison"),
     workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time.")] = None,
-    ray_address: _RayAddress = None,
     data_root: _DataRoot = None,
     verbose: _Verbose = False,
 ) -> None:
@@ -233,7 +231,6 @@ def compare(
 
     _quieten(verbose)
     try:
-        Host(workers=workers, ray_address=ray_address).check()
         file = Path(methods[0]) if methods[0].endswith(".toml") else None
         names = ("data", "seeds", "work", "budget", "target", "experiment", "profile")
         given = {name: context.params[name] for name in names}
@@ -247,7 +244,7 @@ def compare(
         comparison = comparisons.read(file, options)
         if file is not None and len(methods) > 1:
             comparison = comparison.only(methods[1:])
-        outcomes = run_comparison(comparison, out, data_root, workers, say, ray_address)
+        outcomes = run_comparison(comparison, out, data_root, workers, say)
         files = write_report(comparison, outcomes, out)
     except KeyboardInterrupt:
         _say("Interrupted. The same command goes on with what is there.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -70,21 +69,6 @@ def test_a_run_on_a_cluster_has_the_bits_of_one_in_this_process(
     )
 
 
-@pytest.mark.slow
-def test_a_comparison_on_a_cluster_has_the_numbers_of_one_here(
-    address: str, tmp_path: Path
-) -> None:
-    cheap = ["local", "fedavg", "--seeds", "1", "--set", "training.num-rounds=1"]
-    command = ["compare", *cheap, "--out"]
-    found = []
-    for options in (["here"], ["there", "--ray-address", address]):
-        simulations(tmp_path, *command, *options)
-        cells = sorted((tmp_path / options[0] / "cells").glob("*.json"))
-        found.append({cell.name: json.loads(cell.read_text())["models"] for cell in cells})
-    assert len(found[0]) == 2
-    assert found[1] == found[0]
-
-
 @pytest.mark.parametrize(
     ("address", "options"),
     [
@@ -100,11 +84,3 @@ def test_what_cannot_be_is_said_before_anything_starts(address: str, options: li
     result = CliRunner().invoke(cli.cli, arguments)
     assert result.exit_code == 1
     assert names(result.output, "--ray-address", address, *options[:1])
-
-
-@pytest.mark.parametrize("options", [["--workers", "2"], []])
-def test_so_it_is_of_a_comparison(options: list[str]) -> None:
-    arguments = ["compare", "local", "--ray-address", "127.0.0.1:1", *options]
-    result = CliRunner().invoke(cli.cli, arguments)
-    assert result.exit_code == 1
-    assert names(result.output, "--ray-address", "127.0.0.1:1", *options[:1])
