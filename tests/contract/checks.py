@@ -31,6 +31,7 @@ from flwr.client import NumPyClient
 
 from clients import client_app
 from fl_admm_strategies import ClientDP, StatefulStrategy, StepDecay, load_models, made_by
+from fl_admm_strategies.runtime.uploads import GOES_WITH
 from tests.support.cases import (
     NUM_CLIENTS,
     Case,
@@ -387,16 +388,6 @@ def check_half_precision(case: Case, folder: Path) -> None:
 # --- Privacy --------------------------------------------------------------------------------------
 
 SECRET = 2**100 + 1  # no client can guess it, so nothing is logged
-CLIENT_DUALS = {"FedADMM-client-duals", "FedAPM-client-duals", "FLAME-client-duals"}
-CLIENT_DUALS |= {"FedMC-ADMM-client-duals"}
-NEVER_PRIVATE = {"FedALS", "FedMGS", "IFCA", "PACFL", "FedMC-ADMM-rated", "FedGiA", "FedGiA-gram"}
-"""Uploads that are neither a sum nor a mean nor a client's model."""
-NOT_AT_SERVER = {"FPFC", "FPFC-head", "FPFC-auto", "FPFC-path", "CFL", "Local"} | NEVER_PRIVATE
-NOT_AT_SERVER |= {"FedADMM", "FedADMM-published", "FLAME", "FedAPM", "LpProjADMM"}
-NOT_AT_SERVER |= {"FedMC-ADMM", "FedMC-ADMM-published", "PFedMeMatched"}
-"""Also those whose server keeps uploads one by one."""
-NOT_AT_CLIENTS = {"FedDyn", "SCAFFOLD"} | CLIENT_DUALS | NEVER_PRIVATE
-"""Also those that add uploads to what clients keep."""
 WEIGHTED = {"Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP"}
 WEIGHTED |= {"FedADMM-client-duals", "FLAME-client-duals"}
 
@@ -410,9 +401,9 @@ def check_noise_or_a_refusal(case: Case, folder: Path) -> None:
         dp = ClientDP(clip=0.2, noise_multiplier=noise, delta=1e-3, noise_at=place)
         return case.strategy(seed=SECRET, privacy=dp, fraction_evaluate=0, **settings)
 
-    for place, never in (("server", NOT_AT_SERVER), ("client", NOT_AT_CLIENTS)):
+    for place, row in (("server", "noise at the server"), ("client", "noise at the clients")):
         strategy = private(place, 1.5)
-        if case.name in never:
+        if strategy.upload.kind not in GOES_WITH[row]:
             with refused(ValueError, type(strategy).__name__, "privacy"):
                 run(case, grid_of(case), 2, strategy)
             assert strategy.train_metrics == {}
