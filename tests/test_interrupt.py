@@ -181,35 +181,3 @@ def test_nothing_of_ray_is_left_where_its_raylet_is_slow_to_end(tmp_path: Path) 
         process.communicate(timeout=120)
         assert process.returncode == 130
         assert_nothing_is_left_of(process.pid, patience=30.0)
-
-
-SCRIPT = """
-import sys, time
-from flwr.app import Array, ArrayRecord
-from tests.support.cases import CHEAP, NUM_CLIENTS
-from tests.support.federation import Adding, Mean
-from clients import client_app
-from fl_admm_strategies import InProcessGrid
-
-class Slow(Adding):
-    def fit(self, parameters, config):
-        if config["server-round"] == 3:
-            time.sleep(1000)
-        return super().fit(parameters, config)
-
-with InProcessGrid(client_app(Slow), NUM_CLIENTS, workers=int(sys.argv[1])) as grid:
-    Mean().start(grid, CHEAP.initial_arrays(), 5, checkpoint_dir=sys.argv[2])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_script_ends_with_a_line_that_says_how_to_go_on(workers: int, tmp_path: Path) -> None:
-    command = (sys.executable, "-c", SCRIPT, str(workers), str(tmp_path))
-    with started(*command, cwd=tmp_path) as process:
-        error, _ = interrupt(process, tmp_path)
-    assert process.returncode == -signal.SIGINT  # as Python ends on Ctrl-C
-    assert error.splitlines()[-1].endswith(
-        "The run was interrupted. It is saved up to round 2; go on with "
-        f"start(..., checkpoint_dir='{tmp_path}', resume=True)."
-    )

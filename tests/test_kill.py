@@ -178,11 +178,3 @@ def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(("name", "engine"), CASES)
 def test_a_few_kills(name: str, engine: str, ray_folder: Path, tmp_path: Path) -> None:
     survive(Lives(name, engine, 8, ray_folder), 3, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "engine"), [*CASES, ("FPFC", "ray"), ("FedMC-ADMM-client-duals", "ray")]
-)
-def test_50_kills(name: str, engine: str, ray_folder: Path, tmp_path: Path) -> None:
-    survive(Lives(name, engine, 80, ray_folder), 50, tmp_path)

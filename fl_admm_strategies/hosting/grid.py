@@ -101,8 +101,9 @@ class LocalGrid(Grid):
             wait([self._replies[message_id] for message_id in message_ids], timeout)
             return self.pull_messages(message_ids)
         finally:
-            # After a timeout or Ctrl-C nothing of this batch may go on in the background.
-            for message_id in message_ids:
+            # After a timeout or Ctrl-C nothing of this batch may go on in the background: the last
+            # first, since the end of one lets the next to its node begin.
+            for message_id in reversed(message_ids):
                 if (late := self._replies.pop(message_id, None)) is not None:
                     self._drop(late)
 

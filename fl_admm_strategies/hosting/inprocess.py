@@ -205,7 +205,7 @@ class InProcessGrid(LocalGrid):
         """End the workers and drop what they run. Contexts stay readable; sending raises."""
         with self._lock:
             self._closed = True
-            for reply in [*self._replies.values()]:
+            for reply in [*self._replies.values()][::-1]:
                 self._drop(reply)
             for worker in self._workers:
                 self._tasks.put(None)

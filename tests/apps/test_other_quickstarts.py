@@ -43,8 +43,7 @@ def losses(strategy: StatefulStrategy, name: str) -> list[float]:
 # The app's own: scikit-learn has other words for this argument now.
 @pytest.mark.filterwarnings("ignore:.*penalty.*:FutureWarning")
 @needs_app("quickstart-sklearn")
-@pytest.mark.parametrize("api", ["current", "legacy"])
-def test_scikit_learn(api, tmp_path, monkeypatch, made):
+def test_scikit_learn(tmp_path, monkeypatch, made):
     folder = copy_of("quickstart-sklearn", tmp_path)
     task, server, client = (
         folder / "sklearnexample" / f"{name}.py" for name in ("task", "server_app", "client_app")
@@ -52,20 +51,9 @@ def test_scikit_learn(api, tmp_path, monkeypatch, made):
     with task.open("a") as file:
         file.write("\nfrom tests.apps.data import irises as load_data\n")
     text = block("example: numpy") + block("app: quickstart-sklearn/sklearnexample/client_app.py")
-    if api == "legacy":
-        text = "from flwr.clientapp import ClientApp\n" + swapped(
-            text,
-            {
-                "app = client_app(client_fn)": "app = ClientApp(client_fn=client_fn)",
-                "num_classes=len(UNIQUE_LABELS))": "num_classes=len(UNIQUE_LABELS)).to_client()",
-            },
-        )
     write(client, text)
     ours = {"FedAvg(": "FedADMM(lr=0.2, local_epochs=10, "}
-    if api == "current":
-        write(server, swapped(server.read_text(), FEDAVG | ours))
-    else:
-        write(server, SKLEARN_LEGACY)
+    write(server, swapped(server.read_text(), FEDAVG | ours))
     config = {"penalty": "l2", "num-server-rounds": 25}
     run_app(folder, "sklearnexample", 3, config, monkeypatch)
     (strategy,) = made
@@ -73,25 +61,6 @@ def test_scikit_learn(api, tmp_path, monkeypatch, made):
     assert found[-1] < found[0]
     assert losses(strategy, "global-accuracy")[-1] > 0.8
 
-
-SKLEARN_LEGACY = """
-from flwr.app import ArrayRecord, Context
-from flwr.server import ServerAppComponents, ServerConfig
-from flwr.serverapp import ServerApp
-from fl_admm_strategies import FedADMM, LegacyServer
-from sklearnexample.task import create_log_reg_and_instantiate_parameters, get_model_params
-
-
-def server_fn(context: Context) -> ServerAppComponents:
-    model = create_log_reg_and_instantiate_parameters(context.run_config["penalty"])
-    arrays = ArrayRecord(get_model_params(model))
-    server = LegacyServer(FedADMM(lr=0.2, local_epochs=10), arrays)
-    config = ServerConfig(num_rounds=context.run_config["num-server-rounds"])
-    return ServerAppComponents(server=server, config=config)
-
-
-app = ServerApp(server_fn=server_fn)
-"""
 
 METHODS = {
     "FPFC": "L1(0.001), rho=0.01, lr=0.001, ",
@@ -148,35 +117,22 @@ def accuracy_metric(name: str) -> Any:
     return Accuracy()
 
 
-HF_LOOPS = ["own", "ours"]
-
-
 @needs_app("quickstart-huggingface")
 @pytest.mark.skipif(not find_spec("transformers"), reason="transformers is not installed")
-@pytest.mark.parametrize("loop", HF_LOOPS)
 @pytest.mark.parametrize("method", METHODS)
-def test_hugging_face(method, loop, tmp_path, monkeypatch, made):
+def test_hugging_face(method, tmp_path, monkeypatch, made):
     evaluate = ModuleType("evaluate")
     evaluate.load = accuracy_metric  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "evaluate", evaluate)
     app, package = "quickstart-huggingface", "huggingface_example"
     folder = converted(app, package, method, tmp_path, "^classifier")
-    task, client = folder / package / "task.py", folder / package / "client_app.py"
+    task = folder / package / "task.py"
     changed = patched(task.read_text(), block(f"app: {app}/{package}/task.py"))
     stand_ins = "token_loaders as load_data, tiny_bert as get_model"
     write(task, f"{changed}\nfrom tests.apps.data import {stand_ins}\n")
-    if loop == "ours":
-        # AdamW is the app's optimizer.
-        plain = {
-            "OwnClient(context, model": f"{method}Client(context, model",
-            "device=device)\n": "device=device, optimizer_fn=torch.optim.AdamW)\n",
-        }
-        write(client, swapped(client.read_text(), plain))
     config = {"num-server-rounds": 3, "model-name": "tiny", "fraction-train": 1.0}
     run_app(folder, package, 2, config | {"fraction-evaluate": 1.0}, monkeypatch)
     (strategy,) = made
     found = losses(strategy, f"{next(iter(strategy.kinds))}-loss")
     assert len(trained(strategy)) == len(found) == 3
     assert np.isfinite(found).all()
-    if loop == "ours":  # the app's own step size, 5e-5, moves little in so few steps
-        assert trained(strategy)[-1] < trained(strategy)[0]

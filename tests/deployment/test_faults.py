@@ -1,11 +1,11 @@
-"""What a federation makes of training that is killed and of disks that are full."""
+"""What a federation makes of training, and of a server, that is killed."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -26,20 +26,6 @@ from tests.support.deployment import (
 from tests.support.federation import assert_same_bits
 
 THREE_ROUNDS: dict[str, Any] = ALL_THREE | {"num-rounds": 3, "evaluate-every": 3}
-
-FULL_DISK = """
-import errno
-import os
-
-
-def _fsync(file, sync=os.fsync):
-    if {name!r} in os.readlink(f"/proc/self/fd/{{file}}"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    sync(file)
-
-
-os.fsync = _fsync
-"""
 
 # As a system does that is out of memory.
 DYING = """
@@ -72,41 +58,6 @@ def added(federation: Federation, module: str, text: str) -> Iterator[None]:
         yield
     finally:
         path.write_text(before, encoding="utf-8")
-
-
-def full_disk(federation: Federation, name: str) -> AbstractContextManager[None]:
-    """Let no file with this in its path be written by the runs that are started meanwhile."""
-    return added(federation, "__init__.py", FULL_DISK.format(name=name))
-
-
-@pytest.mark.long
-def test_a_server_whose_disk_is_full_says_so_and_goes_on(shown: Federation) -> None:
-    settings = THREE_ROUNDS | {"name": "server-disk", "strategy": "fpfc"}
-    with full_disk(shown, "checkpoints/round-000002"), running(shown, **settings) as run:
-        assert run.wait(PATIENCE) == 0
-    said = shown.run(f"({STATUS}) || true")
-    assert "finished:failed" in said
-    assert "No space left on device" in said
-    assert "The checkpoint of round 1 is whole" in said
-    with running(shown, **settings) as run:
-        assert run.wait(PATIENCE) == 0
-    assert "finished:completed" in status(shown)
-    out = shown.folder / "results" / "server-disk"
-    assert [line["round"] for line in rounds(out)] == [1, 2, 2, 3]
-    assert_same_results(out, run_here(shown.folder, {}, **settings))
-
-
-@pytest.mark.long
-def test_a_site_whose_disk_is_full_is_refused_by_name(shown: Federation) -> None:
-    settings = THREE_ROUNDS | {"name": "site-disk", "strategy": "fpfc"}
-    with full_disk(shown, "client-1/round-000002"), running(shown, **settings) as run:
-        assert run.wait(PATIENCE) == 0
-    assert "finished:completed" in status(shown)
-    refusal = r"round 2: client 1 refused: .*No space left on device"
-    assert shown.has_logged("run", refusal)
-    out = shown.folder / "results" / "site-disk"
-    assert trained(out) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2]}
-    assert_same_results(out, run_here(shown.folder, {2: [1]}, **settings))
 
 
 @pytest.mark.long

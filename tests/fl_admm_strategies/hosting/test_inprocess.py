@@ -1,7 +1,6 @@
 """InProcessGrid: Flower's own apps run on it unchanged, and its isolation, failures and workers."""
 
 import os
-import random
 import signal
 import threading
 import time
@@ -217,55 +216,7 @@ def test_a_failing_client_says_why_and_leaves_no_trace(workers, caplog):
     assert any(", in train\n" in text and FAILURES["raise"] in text for text in caplog.messages)
 
 
-def test_a_reply_to_another_message_is_refused() -> None:
-    old: list[Message] = []
-
-    def stale(message: Message, context: Context) -> Message:
-        old.append(Message(RecordDict(), reply_to=message))
-        return old[0]
-
-    grid = InProcessGrid(stale, 1)
-    first, second = grid.send_and_receive([train_message(2), train_message(2)])
-    assert first.has_content()
-    assert second.error.code == 2
-    assert "reply_to=message" in second.error.reason
-
-
-@pytest.mark.parametrize("workers", fast([0], [0, 1]))
-def test_an_unknown_node_gets_an_error_reply_and_the_others_run(workers: int) -> None:
-    with InProcessGrid(counting_app(), 2, workers=workers) as grid:
-        unknown, good = grid.send_and_receive([train_message(99), train_message(3)])
-        assert unknown.error.code == 5
-        assert names(unknown.error.reason, "node 99")
-        assert good.content["metrics"]["n"] == 1
-
-
 # --- workers ------------------------------------------------------------------------------------
-
-
-def test_any_number_of_workers_gives_identical_results() -> None:
-    def noisy(message: Message, context: Context) -> Message:
-        """A walk that depends on every earlier message of the node, to the last bit."""
-        seed = [int(context.node_config["partition-id"]), int(message.content["config"]["round"])]
-        step = np.random.default_rng(seed).normal(size=50)
-        old = context.state.array_records.get("walk")
-        walk = step if old is None else np.sin(old["x"].numpy()) + step
-        context.state["walk"] = ArrayRecord({"x": Array(walk)})
-        time.sleep(float(abs(step[0])) / 1000)  # completion order differs from message order
-        return Message(RecordDict({"walk": context.state["walk"]}), reply_to=message)
-
-    def run(workers: int) -> list[bytes]:
-        rng, replies = random.Random(0), []
-        with InProcessGrid(noisy, 8, workers=workers) as grid:
-            for t in range(3):
-                nodes = rng.choices(grid.get_node_ids(), k=20)
-                replies += grid.send_and_receive([train_message(n, round=t) for n in nodes])
-            states = [grid.context(n).state for n in grid.get_node_ids()]
-        return [record["walk"]["x"].data for record in (*(r.content for r in replies), *states)]
-
-    in_process = run(0)
-    assert len(in_process) == 3 * 20 + 8
-    assert run(2) == in_process
 
 
 def test_clients_run_in_processes_of_their_own() -> None:
@@ -362,17 +313,6 @@ def test_a_worker_that_dies_between_two_rounds_costs_nothing() -> None:
         assert not exists(pid)
 
 
-@pytest.mark.slow  # for its modules are imported again, twice
-def test_workers_outlive_the_process_that_forks_them_which_is_replaced() -> None:
-    with InProcessGrid(pid_app, 1, workers=1) as grid:
-        pid = pid_of_a_worker(grid)
-        with InProcessGrid(lambda m, c: os.kill(os.getppid(), signal.SIGKILL), 1, workers=1) as bad:
-            bad.send_and_receive([train_message(2)], timeout=20)
-        assert pid_of_a_worker(grid) == pid
-        with InProcessGrid(pid_app, 1, workers=1) as other:
-            assert pid_of_a_worker(other) != pid
-
-
 @pytest.mark.slow
 def test_a_client_that_leaves_a_process_behind_does_not_hide_its_workers_death() -> None:
     def forking(message: Message, context: Context) -> Message:
@@ -404,6 +344,14 @@ def test_a_late_client_is_killed_has_no_reply_and_leaves_no_trace() -> None:
         assert [reply.content["metrics"]["n"] for reply in replies] == [1, 2, 2, 2, 2]
 
 
+def test_a_reply_to_another_message_is_refused() -> None:
+    other = train_message(2)
+    grid = InProcessGrid(lambda message, context: Message(RecordDict(), reply_to=other), 1)
+    (reply,) = grid.send_and_receive([train_message(2)])
+    assert reply.error.code == 2
+    assert "reply_to=message" in reply.error.reason
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_push_and_pull(workers: int) -> None:
     with InProcessGrid(counting_app(), 3, workers=workers) as grid:
@@ -417,6 +365,9 @@ def test_push_and_pull(workers: int) -> None:
         assert answered == sorted(map(int, message_ids))
         assert grid.pull_messages(message_ids) == []
         assert counts(grid) == [1, 1, 1]
+        (unknown,) = [reply for reply in replies if reply.has_error()]
+        assert unknown.error.code == 5
+        assert names(unknown.error.reason, "node 99")
 
 
 @pytest.mark.slow  # PyTorch is imported in each worker
