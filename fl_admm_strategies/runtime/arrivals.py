@@ -82,7 +82,7 @@ class ArrivalLink(GridLink):
         if math.isnan(self._began):
             self._began = time.monotonic() - underway.clock
         if self.together():
-            replies = list(super().train(grid, timeout, server_round, asked))
+            replies = list(self.exchange(grid, timeout, asked, MessageType.TRAIN))
             delays = [self._seconds(server_round, client) for client in asked]
             self._advance(underway.clock + max(delays, default=0.0))
             underway.staleness = 0

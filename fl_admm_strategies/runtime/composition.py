@@ -14,20 +14,12 @@ from typing import Any
 
 from .algorithm import Algorithm
 
-HOOKS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
-"""What a round goes through, by the names that Flower's `Strategy` gives it."""
-
 _CLIPPING = "DifferentialPrivacy"
 _ON_SERVER = ("ServerSideFixedClipping", "ServerSideAdaptiveClipping")
 _ON_CLIENT = (
     "DifferentialPrivacyClientSideFixedClipping and client_app(..., mods=[fixedclipping_mod])"
 )
 _ADAPTIVE_ON_CLIENT = ("ClientSideAdaptiveClipping",)
-
-
-def overridden(strategy: type, base: type) -> list[str]:
-    """Return the hooks that a class of strategies has in place of those of a base."""
-    return [name for name in HOOKS if getattr(strategy, name) is not getattr(base, name)]
 
 
 def strategies_around(strategy: Any, kind: type) -> list[Any]:

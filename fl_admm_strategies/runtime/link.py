@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from flwr.app import Message, MessageType, Metadata
+from flwr.app import Message, Metadata
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 
@@ -97,19 +97,6 @@ class GridLink:
         """Send instructions to their clients and return what came back."""
         messages = self.messages(asked, message_type)
         return self.replies(grid.send_and_receive(messages, timeout=timeout), asked)
-
-    def train(
-        self,
-        grid: Grid,
-        timeout: float,
-        server_round: int,
-        asked: dict[int, ClientInstruction],
-    ) -> Iterable[ClientReply]:
-        """Send the instructions of a round of training; return the replies that it takes in."""
-        return self.exchange(grid, timeout, asked, MessageType.TRAIN)
-
-    def pause(self, grid: Grid, timeout: float, *, last: bool) -> None:
-        """Before an evaluation, see to those that are still training; `last`: no round follows."""
 
     @collector_paused()
     def messages(

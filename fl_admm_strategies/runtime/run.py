@@ -76,6 +76,8 @@ class Run:
         The last round whose replies were taken in; 0 before the first.
     num_rounds : int or None
         The round that the run is to end with; None where the caller brings a loop of its own.
+    is_ending : bool
+        Whether no round follows the present one.
     """
 
     algorithm: Algorithm
@@ -96,6 +98,7 @@ class Run:
         )
         self.last_round = 0
         self.num_rounds: int | None = None
+        self.is_ending = False
         self._is_open = False  # whether the replies of a round are still to come
         self._has_rows = False  # whether the initial clients are in the state
 
@@ -181,7 +184,7 @@ class Run:
         if resume.saved is not None:
             self._enter_initial_clients({})
             self._load(resume.saved)
-        self.record.load(resume.begin(self.membership.ids), resume.history)
+        self.record.load(resume.begin(self.membership.ids))
 
     def _init_state(self) -> None:
         algorithm, first = self.algorithm, self.layout.to_send()
@@ -414,7 +417,7 @@ class Run:
         altered = [client for client, reply in arrived.items() if reply.altered or local]
         self.membership.mark_uncertain(altered)  # a client holds what it sent
         self.record.count_up(server_round, accepted)
-        self.record.train_metrics.add(server_round, {i: r.metrics for i, r in accepted.items()})
+        self.record.train_metrics[server_round] = {i: r.metrics for i, r in accepted.items()}
         self._on_state_lost(server_round, lost)
         function = algorithm.train_metrics_aggr_fn
         if function is None:
@@ -520,7 +523,7 @@ class Run:
                 log(WARNING, "round %s: no usable evaluation", server_round)
             return {}
         clients = {i: reply.metrics for i, reply in accepted.items()}
-        self.record.evaluate_metrics.add(server_round, clients)
+        self.record.evaluate_metrics[server_round] = clients
         function = self.algorithm.evaluate_metrics_aggr_fn
         if function is None:
             means = self.algorithm.evaluation_metrics(clients, weighted_means(accepted))
@@ -583,24 +586,12 @@ class Run:
         """Save a round, once all of it is over, if it is time to; `last` says that none follows."""
         self.health.check_finite(self.algorithm.state, server_round)
         recorded = self.resume.record(self.record.entry(server_round))
-        self.record.release_old(server_round, self.resume.history)
         if recorded and (last or self.resume.is_due(server_round)):
             self._save(server_round)
 
-    def save_unreported(self, server_round: int) -> bool:
-        """Save a round that the user's functions ended; return whether there is where to.
-
-        A resumed run calls them again before it goes on.
-        """
-        is_last = 0 < server_round == self.last_round
-        if self.resume.history is None or not is_last or not is_finite(self.algorithm.state):
-            return False
-        self._save(server_round, self.record.entry(server_round))
-        return True
-
-    def _save(self, server_round: int, unreported: Mapping[str, Any] | None = None) -> None:
+    def _save(self, server_round: int) -> None:
         which, state = fingerprint(self.algorithm, self.layout.given), self.state_arrays()
-        self.resume.save(server_round, state, self.membership.last_accepted, which, unreported)
+        self.resume.save(server_round, state, self.membership.last_accepted, which)
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the server's state; the algorithm's arrays may be views of it."""

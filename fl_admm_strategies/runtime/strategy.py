@@ -23,7 +23,7 @@ from .algorithm import Algorithm, OnClient
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
 from .common.interrupts import explaining
 from .common.settings import HasSettings, as_text, parameters_of, settings_of
-from .composition import check_wrappers, overridden, strategies_around
+from .composition import check_wrappers, strategies_around
 from .link import GridLink
 from .members.membership import Membership
 from .members.sampling import Sampling
@@ -133,7 +133,9 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if not cls.in_rounds and (hooks := overridden(cls, StatefulStrategy)):
+        names = "configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"
+        hooks = [name for name in names if getattr(cls, name) is not vars(StatefulStrategy)[name]]
+        if not cls.in_rounds and hooks:
             raise TypeError(
                 f"{cls.__name__} has a {hooks[0]}() of its own, which would never be called: its "
                 "method takes in every reply as it comes, and knows no rounds. Give on_round= to "
@@ -187,10 +189,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
 
     @property
     def train_metrics(self) -> Mapping[int, dict[int, Metrics]]:
-        """Metrics of every client in every round: ``metrics[server_round][client_id][name]``.
-
-        In memory are the last rounds; those before are read from the checkpoints' history.
-        """
+        """Metrics of every client in every round: ``metrics[server_round][client_id][name]``."""
         return self.run.record.train_metrics
 
     @property
@@ -321,9 +320,6 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     ) -> Result:
         """Run the federation, as Flower's `Strategy.start`, with more options.
 
-        Where `evaluate_fn`, `stop` or `on_round` raises, its round is saved as it is before the run
-        ends; a resumed run evaluates and reports that round anew, and goes on.
-
         Parameters
         ----------
         grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
@@ -343,8 +339,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         on_round : callable or sequence of callable, optional
             ``on_round(server_round, metrics)``, called when a round is complete, with the same
             metrics, such as `KeepBest` and `to_wandb`; `train_metrics`, `evaluate_metrics` and the
-            state may be read in it. It comes before the round's checkpoint, so a run that was
-            killed in between reports the round again when it is resumed.
+            state may be read in it. It comes after the round's checkpoint; a resumed run
+            reports its last round again.
         progress : bool, optional
             Show a progress bar on standard error. By default where that is a terminal.
         checkpoint_dir : str or path, optional
@@ -408,29 +404,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         run.num_rounds = num_rounds
         run.handshake(exchange, train_config)
 
-        if hooked := bool(overridden(type(self), StatefulStrategy)):
-            self._known = dict(self.global_arrays or initial_arrays)
-
-        def train(server_round: int) -> Metrics:
-            if hooked:
-                return self._by_hooks(MessageType.TRAIN, grid, timeout, server_round, train_config)
-            self._update_membership(grid, server_round, exchange, train_config)
-            asked = run.configure_train(server_round, train_config)
-            replies = self._link.train(grid, timeout, server_round, asked)
-            return run.aggregate_train(server_round, replies) or {}
-
-        def evaluate(server_round: int) -> Metrics:
-            if self.fraction_evaluate == 0:
-                return {}
-            if hooked:
-                return self._by_hooks(
-                    MessageType.EVALUATE, grid, timeout, server_round, evaluate_config
-                )
-            self.membership.mark_uncertain(self._link.refresh(grid))
-            self._link.pause(grid, timeout, last=stopping or server_round == num_rounds)
-            asked = run.configure_evaluate(server_round, evaluate_config)
-            return run.aggregate_evaluate(server_round, exchange(asked, MessageType.EVALUATE))
-
+        self._known = dict(self.global_arrays or initial_arrays)
         callbacks = Callbacks(run, self._whole_model, evaluate_fn, stop, on_round)
         stopping = callbacks.catch_up()
         with (
@@ -440,19 +414,21 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             for server_round in range(run.last_round + 1, num_rounds + 1):
                 if stopping:
                     break
-                trained = train(server_round)
+                trained = self._train(grid, timeout, server_round, train_config)
                 metrics = {f"train-{name}": value for name, value in trained.items()}
-                due = server_round % evaluate_every == 0 or server_round == num_rounds
+                run.is_ending = server_round == num_rounds
+                due = server_round % evaluate_every == 0 or run.is_ending
                 if due:
-                    metrics |= evaluate(server_round)
+                    metrics |= self._evaluate(grid, timeout, server_round, evaluate_config)
                 callbacks.evaluate(server_round)
                 stopping = callbacks.is_over(server_round, metrics)
+                run.is_ending |= bool(stopping)
                 if stopping and not due:
-                    metrics |= evaluate(server_round)
+                    metrics |= self._evaluate(grid, timeout, server_round, evaluate_config)
                 metrics |= run.record.central(server_round)
                 log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, in_short(metrics))
+                run.close_round(server_round, last=run.is_ending)
                 callbacks.report(server_round, metrics)
-                run.close_round(server_round, last=stopping or server_round == num_rounds)
                 advance(server_round, metrics)
         if stopping:
             log(INFO, "The stop rule ended the run after round %s", run.last_round)
@@ -540,22 +516,30 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             self.run.adopt(from_array_record(arrays))
             self._known = dict(arrays)
 
-    def _by_hooks(
-        self, kind: str, grid: Grid, timeout: float, server_round: int, config: ConfigRecord
+    def _train(
+        self, grid: Grid, timeout: float, server_round: int, config: ConfigRecord
     ) -> Metrics:
-        """Do a phase of a round of a user's class, which has hooks of its own."""
-        training = kind == MessageType.TRAIN
-        configure = self.configure_train if training else self.configure_evaluate
-        messages = configure(server_round, ArrayRecord(dict(self._known)), config, grid)
+        """Train for a round: the messages of `configure_train`, and their replies."""
+        messages = self.configure_train(server_round, ArrayRecord(self._known), config, grid)
         replies = grid.send_and_receive(messages, timeout=timeout)
-        if training:
-            arrays, metrics = self.aggregate_train(server_round, replies)
-            self._take_back(arrays or ArrayRecord())
-        else:
-            metrics = self.aggregate_evaluate(server_round, replies)
+        arrays, metrics = self.aggregate_train(server_round, replies)
+        self._take_back(arrays or ArrayRecord())
         means = cast(Metrics, dict(metrics or {}))
-        record = self.run.record
-        (record.trained if training else record.evaluated)(server_round, means)
+        self.run.record.trained(server_round, means)
+        return means
+
+    def _evaluate(
+        self, grid: Grid, timeout: float, server_round: int, config: ConfigRecord
+    ) -> Metrics:
+        """Evaluate: the messages of `configure_evaluate`, and their replies."""
+        if self.fraction_evaluate == 0:
+            return {}
+        messages = self.configure_evaluate(server_round, ArrayRecord(self._known), config, grid)
+        metrics = self.aggregate_evaluate(
+            server_round, grid.send_and_receive(messages, timeout=timeout)
+        )
+        means = cast(Metrics, dict(metrics or {}))
+        self.run.record.evaluated(server_round, means)
         return means
 
     def _replies(self, replies: Iterable[Message]) -> list[ClientReply]:

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
+from functools import partial
 from typing import Any, ClassVar, Literal
+
+from flwr.app import ConfigRecord, MessageType
+from flwr.serverapp import Grid
 
 from ...maths.blocks import Arrays
 from ...maths.checks import NotNegative, WholeNumber
@@ -83,7 +87,7 @@ class AsyncFPFC(FPFC):
                 "Choose lambda by FPFC(LambdaPath([...])), and give AsyncFPFC a SmoothedSCAD(lam)."
             )
         delay = self.delay
-        self._link = ArrivalLink(
+        self._link: ArrivalLink = ArrivalLink(
             self.min_available_nodes,
             self.node_timeout,
             self.max_clients_per_node,
@@ -93,6 +97,28 @@ class AsyncFPFC(FPFC):
             self.max_staleness,
             self._waits_for_all,
         )
+
+    def _train(
+        self, grid: Grid, timeout: float, server_round: int, config: ConfigRecord
+    ) -> Metrics:
+        """Take in the next reply."""
+        exchange = partial(self._link.exchange, grid, timeout)
+        self._update_membership(grid, server_round, exchange, config)
+        asked = self.run.configure_train(server_round, config)
+        replies = self._link.train(grid, timeout, server_round, asked)
+        return self.run.aggregate_train(server_round, replies) or {}
+
+    def _evaluate(
+        self, grid: Grid, timeout: float, server_round: int, config: ConfigRecord
+    ) -> Metrics:
+        """Evaluate on clients that are not in the midst of a training."""
+        if self.fraction_evaluate == 0:
+            return {}
+        self.membership.mark_uncertain(self._link.refresh(grid))
+        self._link.pause(grid, timeout, last=self.run.is_ending)
+        asked = self.run.configure_evaluate(server_round, config)
+        replies = self._link.exchange(grid, timeout, asked, MessageType.EVALUATE)
+        return self.run.aggregate_evaluate(server_round, replies)
 
     @property
     def title(self) -> str:

@@ -34,7 +34,7 @@ from .files import (
 )
 from .history import FILE, Extent, History
 
-_FORMAT = 6
+_FORMAT = 7
 _RECORD = "record"
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 _SHOWN = 5  # differences in an error
@@ -56,9 +56,6 @@ class Checkpoint:
         Which run it is of.
     extent : Extent
         How far the history went.
-    unreported : dict, or None
-        What was measured in the last round, where one of the user's functions ended the run before
-        the round was complete.
     """
 
     path: Path
@@ -66,7 +63,6 @@ class Checkpoint:
     arrays: dict[str, NDArray[Any]]
     fingerprint: dict[str, Any]
     extent: Extent
-    unreported: dict[str, Any] | None
 
 
 class Checkpoints:
@@ -167,7 +163,6 @@ class Checkpoints:
         server_round: int,
         arrays: Mapping[str, NDArray[Any]],
         fingerprint: Mapping[str, Any],
-        unreported: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a checkpoint; then remove what is older than the last `keep`."""
         with self._writing():
@@ -176,7 +171,6 @@ class Checkpoints:
                 "format": _FORMAT,
                 "round": server_round,
                 "history": self.history.extent,
-                "unreported": unreported,
                 **fingerprint,
             }
             write_arrays(self._path(server_round), arrays, {_RECORD: json.dumps(header)})
@@ -256,14 +250,14 @@ def _read(path: Path) -> Checkpoint:
         if fingerprint.pop("format") != _FORMAT:
             raise DamagedFileError("it is of another version of fl-admm-strategies")
         server_round = fingerprint.pop("round")
-        extent, unreported = Extent(*fingerprint.pop("history")), fingerprint.pop("unreported")
+        extent = Extent(*fingerprint.pop("history"))
         if path != path.with_name(_name(server_round)):
             raise DamagedFileError(f"it is of round {server_round}")
     except (KeyError, ValueError, TypeError) as error:
         if isinstance(error, DamagedFileError):
             raise
         raise DamagedFileError(f"it is no checkpoint: {error!r}") from error
-    return Checkpoint(path, server_round, arrays, fingerprint, extent, unreported)
+    return Checkpoint(path, server_round, arrays, fingerprint, extent)
 
 
 def differences(saved: Mapping[str, Any], this: Mapping[str, Any]) -> list[str]:

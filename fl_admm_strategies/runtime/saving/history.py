@@ -40,21 +40,18 @@ class History:
     ----------
     path : Path
         Of the file; its folder exists at the first `append`.
+
+    Attributes
+    ----------
+    last_round : int
+        The last round in it; -1 without any.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.extent = Extent(0, 0)
-        self._lines: dict[int, tuple[int, int]] = {}  # round: begin and length of its line
+        self.last_round = -1
         self._is_damaged = False
-
-    def __contains__(self, server_round: object) -> bool:
-        return server_round in self._lines
-
-    @property
-    def last_round(self) -> int:
-        """The last round in it; -1 without any."""
-        return max(self._lines, default=-1)
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Add a round's line."""
@@ -66,12 +63,12 @@ class History:
         with writing(self.path, begin + len(line)), open(self.path, "ab", opener=private) as file:
             file.truncate(begin)
             file.write(line)
-        self._lines[entry["round"]] = begin, len(line)
+        self.last_round = entry["round"]
         self.extent = Extent(begin + len(line), zlib.crc32(line, checksum))
 
     def flush(self) -> None:
         """Have what was appended on the disk."""
-        if self._lines:
+        if self.extent.size:
             with writing(self.path, self.extent.size), self.path.open("rb") as file:
                 os.fsync(file.fileno())
 
@@ -83,47 +80,27 @@ class History:
         DamagedFileError
             If the file does not hold it; the history is empty then.
         """
-        self.extent, self._lines = Extent(0, 0), {}
-        lines: dict[int, tuple[int, int]] = {}
-        begin = checksum = 0
+        self.extent, self.last_round = Extent(0, 0), -1
+        begin, checksum, last_round = 0, 0, -1
         try:
             for line in _lines(self.path, extent.size):
                 checksum = zlib.crc32(line, checksum)
-                lines[json.loads(line)["round"]] = begin, len(line)
+                last_round = json.loads(line)["round"]
                 begin += len(line)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise DamagedFileError(f"{self.path.name} cannot be read: {error!r}") from error
         if (begin, checksum) != extent:
             raise DamagedFileError(f"{self.path.name} is not what was written to it")
-        self.extent, self._lines = extent, lines
+        self.extent, self.last_round = extent, last_round
 
     def entries(self) -> Iterator[dict[str, Any]]:
         """Read all rounds, one after another."""
         for line in _lines(self.path, self.extent.size):
             yield _parsed(line)
 
-    def read(self, server_round: int) -> dict[str, Any]:
-        """Return what was measured in one round.
-
-        Raises
-        ------
-        RuntimeError
-            If the file is gone or was changed since.
-        """
-        begin, length = self._lines[server_round]
-        try:
-            with self.path.open("rb") as file:
-                file.seek(begin)
-                return _parsed(file.read(length))
-        except (OSError, ValueError) as error:
-            raise RuntimeError(
-                f"What was measured in round {server_round} is no longer in memory, and "
-                f"{self.path} cannot be read: {error!r}"
-            ) from error
-
     def set_aside(self) -> None:
         """Begin an empty one; what there is goes on under another name."""
-        self.extent, self._lines = Extent(0, 0), {}
+        self.extent, self.last_round = Extent(0, 0), -1
         self._is_damaged = self.path.exists()
 
 

@@ -6,7 +6,6 @@ import os
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from logging import INFO, WARNING
 from typing import Any
 
@@ -29,14 +28,11 @@ class Resume:
         The state to go on from at the next start.
     run_id : str
         Names the run to its clients, through all resumptions.
-    has_unreported : bool
-        Whether the user's functions have not been called for the last round of the saved run.
     """
 
     def __init__(self) -> None:
         self.saved: dict[str, NDArray[Any]] | None = None
         self.run_id = ""
-        self.has_unreported = False
         self._folder: Checkpoints | None = None
         self._checkpoint: Checkpoint | None = None
         self._kept: deque[dict[int, int]] = deque()  # last_accepted of every checkpoint there is
@@ -132,7 +128,6 @@ class Resume:
         """Start a run, or go on with a saved one; return what was measured in its rounds."""
         checkpoint, self._checkpoint, self.saved = self._checkpoint, None, None
         self._kept.clear()
-        self.has_unreported = False
         if checkpoint is None:
             self.run_id = uuid.uuid4().hex
             return iter(())
@@ -140,9 +135,7 @@ class Resume:
         for rounds in checkpoint.fingerprint["kept"]:
             self._kept.append(dict(zip(client_ids, rounds, strict=True)))
         assert self.history is not None
-        self.has_unreported = checkpoint.unreported is not None
-        last = [checkpoint.unreported] if checkpoint.unreported is not None else []
-        return chain(self.history.entries(), last)
+        return self.history.entries()
 
     def durable_rounds(self, client: int) -> list[int] | None:
         """Return the rounds of a client that a resumed run may go back to; None: there is none."""
@@ -165,14 +158,13 @@ class Resume:
         state: Saved,
         last_accepted: Mapping[int, int],
         fingerprint: Mapping[str, Any],
-        unreported: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a round's checkpoint; `unreported` is what was measured in an incomplete one."""
+        """Write a round's checkpoint."""
         assert self._folder is not None
         self._kept.append(dict(last_accepted))
         kept = [[then.get(client, 0) for client in last_accepted] for then in self._kept]
         run = {**fingerprint, "run": self.run_id, "kept": kept}
-        self._folder.save(server_round, state, run, unreported)
+        self._folder.save(server_round, state, run)
 
     def after_an_interrupt(self) -> str:
         """Return what is saved, and how to go on from it."""

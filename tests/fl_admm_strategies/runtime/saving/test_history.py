@@ -1,4 +1,4 @@
-"""What was measured is in a file beside the checkpoints, and in memory only of late."""
+"""What was measured is in a file beside the checkpoints."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
 
-from fl_admm_strategies.runtime import record as record_module
 from fl_admm_strategies.runtime.saving.files import DamagedFileError
 from fl_admm_strategies.runtime.saving.history import Extent, History
 from tests.support.checkpoints import ROUNDS, Killed, killer, measured, new_strategy, start
 from tests.support.federation import assert_same_bits
-from tests.support.refusals import names, refused
+from tests.support.refusals import refused
 
 
 def entry(server_round: int, loss: float = 0.5) -> dict[str, Any]:
@@ -41,10 +40,9 @@ def history(tmp_path: Path) -> History:
     return found
 
 
-def test_what_is_appended_is_read_by_round(history: History) -> None:
-    assert history.read(2) == entry(2)
+def test_what_is_appended_is_read(history: History) -> None:
     assert list(history.entries()) == [entry(r) for r in range(4)]
-    assert (history.last_round, 3 in history, 4 in history) == (3, True, False)
+    assert history.last_round == 3
 
 
 def refuse_constant(name: str) -> None:
@@ -62,8 +60,7 @@ def test_every_line_is_strict_json_and_what_is_not_finite_is_read_back(tmp_path:
     assert plain == whole
     assert strict["train"] == {"0": {"loss": None}, "7": {"loss": None}}
     assert strict["result"] == [{"loss": "Infinity"}, {}, {"per-class": [0.5, "-Infinity"]}]
-    for found in (history.read(2), [*history.entries()][1]):
-        assert repr(found) == repr(diverged)
+    assert repr([*history.entries()][1]) == repr(diverged)
 
 
 def test_a_checkpoint_goes_on_from_where_it_was(history: History) -> None:
@@ -82,7 +79,7 @@ def test_a_checkpoint_goes_on_from_where_it_was(history: History) -> None:
     ]
     third = History(history.path)
     third.open(again.extent)
-    assert third.read(5) == entry(5)
+    assert [*third.entries()][-1] == entry(5)
 
 
 def test_every_damage_is_noticed(history: History) -> None:
@@ -96,32 +93,7 @@ def test_every_damage_is_noticed(history: History) -> None:
     history.path.unlink()
     with refused(DamagedFileError, "history.jsonl"):
         History(history.path).open(history.extent)
-    with refused(RuntimeError, "round 2", "history.jsonl"):
-        history.read(2)
     History(history.path).open(Extent(0, 0))  # nothing was measured, and nothing is there
-
-
-# --- Memory -------------------------------------------------------------------------------------
-
-
-def test_only_the_last_rounds_are_in_memory_and_the_rest_on_request(tmp_path, monkeypatch):
-    whole = new_strategy()
-    expected = measured(whole, start(whole, ROUNDS))
-    # A round of training is 2 clients with 2 metrics each, one of evaluation 2 with 3.
-    monkeypatch.setattr(record_module, "MOST_IN_MEMORY", 20)
-    strategy = new_strategy()
-    result = start(strategy, ROUNDS, checkpoint_dir=tmp_path)
-    assert sum(strategy.run.record._sizes.values()) <= 20
-    assert sorted(strategy.run.record._sizes) == [5, 6]
-    assert measured(strategy, result) == expected
-    assert strategy.train_metrics[1] == whole.train_metrics[1]
-    assert sorted(strategy.evaluate_metrics) == [2, 4, 6]
-    with pytest.raises(KeyError):
-        strategy.evaluate_metrics[1]
-    resumed = new_strategy()
-    result = start(resumed, ROUNDS, checkpoint_dir=tmp_path, resume=True)
-    assert sorted(resumed.run.record._sizes) == [5, 6]
-    assert measured(resumed, result) == expected
 
 
 # --- Runs ---------------------------------------------------------------------------------------
@@ -167,46 +139,28 @@ class Fault(Exception):  # noqa: N818 - what a user's function may raise
     pass
 
 
-def failing(name: str, at: int) -> dict[str, Any]:
-    """Return the options of a run one of whose functions raises in a round."""
-
-    def function(server_round: int, _: Any) -> Any:
-        if server_round == at:
+@pytest.mark.parametrize("name", ["evaluate_fn", "stop", "on_round"])
+def test_a_function_that_raises_loses_no_round_that_is_saved(
+    name: str, tmp_path: Path, whole: Any
+) -> None:
+    def function(server_round: int, _: Any) -> None:
+        if server_round == 4:
             raise Fault(name)
 
-    return {name: function}
-
-
-@pytest.mark.parametrize(("name", "at"), [("evaluate_fn", 4), ("stop", 3), ("on_round", 4)])
-def test_a_function_that_raises_ends_the_run_with_its_round_saved(
-    name: str, at: int, tmp_path: Path, whole: Any, caplog: pytest.LogCaptureFixture
-) -> None:
     folder: dict[str, Any] = {
         "state_dir": tmp_path / "clients",
         "checkpoint_dir": tmp_path / "checkpoints",
-        "checkpoint_every": 5,
     }
-    for _ in range(2):  # and once more when it is asked again
-        caplog.clear()
-        with pytest.raises(Fault, match=name):
-            start(new_strategy(), ROUNDS, resume=True, **folder, **failing(name, at))
-        (error,) = (r.getMessage() for r in caplog.records if r.levelname == "ERROR")
-        assert names(error, f"round {at}", name, "Fault", "resume=True")
-    assert [path.stem for path in folder["checkpoint_dir"].glob("round-*")] == [f"round-00000{at}"]
+    function_of_users: dict[str, Any] = {name: function}
+    with pytest.raises(Fault, match=name):
+        start(new_strategy(), ROUNDS, **folder, **function_of_users)
+    saved = 4 if name == "on_round" else 3
+    assert f"round-00000{saved}" in {p.stem for p in folder["checkpoint_dir"].glob("round-*")}
     seen: list[int] = []
     strategy = new_strategy()
-    result = start(
-        strategy, ROUNDS, resume=True, on_round=lambda number, _: seen.append(number), **folder
-    )
-    assert seen == list(range(at, ROUNDS + 1))
+    start(strategy, ROUNDS, resume=True, on_round=lambda number, _: seen.append(number), **folder)
+    assert seen == list(range(saved, ROUNDS + 1))  # the last one is reported again
     assert_same_bits(strategy.state_dict(), whole[1])
-    found, expected = measured(strategy, result), dict(whole[0])
-    if name == "evaluate_fn":  # which measured nothing in the rounds before
-        *found["means"], central = found["means"]
-        *expected["means"], everywhere = expected["means"]
-        assert central == {r: everywhere[r] for r in range(at, ROUNDS + 1)}
-    assert found == expected
-    start(new_strategy(), ROUNDS, resume=True, on_round=killer(at), **folder)  # it is reported
 
 
 @pytest.mark.parametrize("value", [2**62, float("nan"), [], [0.5, float("-inf")]])

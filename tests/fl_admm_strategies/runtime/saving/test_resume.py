@@ -82,7 +82,7 @@ def test_a_run_that_ended_between_checkpoints_repeats_the_rounds_since_the_last(
     result = start(
         strategy, ROUNDS, resume=True, on_round=lambda number, _: seen.append(number), **options
     )
-    assert seen == list(range(1 + 3 // every * every, ROUNDS + 1))
+    assert seen == list(range(max(1, 4 // every * every), ROUNDS + 1))  # the last saved once more
     assert_equal((measured(strategy, result), strategy.state_dict()), whole)
 
 
@@ -253,7 +253,7 @@ def test_a_damaged_file_does_not_push_out_a_whole_one(copy: Path, whole: Any) ->
     folders = {"state_dir": copy / "clients", "checkpoint_dir": copy / "checkpoints"}
     options = {"checkpoint_keep": 2, "checkpoint_every": 5, "resume": True}
     with pytest.raises(Killed):
-        start(new_strategy(), 6, on_round=killer(6), **folders, **options)
+        start(new_strategy(), 6, on_round=killer(5), **folders, **options)
     assert files(copy / "checkpoints") == ["round-000004.safetensors", "round-000005.safetensors"]
     assert_equal(go_on(copy), whole)
 
