@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import flwr.serverapp.strategy as flowers
-import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -13,7 +12,6 @@ from clients import client_app
 from fl_admm_strategies import InProcessGrid
 from tests.support.cases import CHEAP, grid_of
 from tests.support.federation import Adding, Mean, initial_arrays
-from tests.support.pace import fast
 from tests.support.refusals import refused
 
 
@@ -73,18 +71,3 @@ def test_what_is_no_such_function_is_refused() -> None:
     strategy = Mean(evaluate_metrics_aggr_fn=lambda records, key: {"loss": 1.0})  # type: ignore
     with refused(TypeError, "evaluate_metrics_aggr_fn", "dict", "MetricRecord"):
         strategy.start(grid_of(CHEAP), CHEAP.initial_arrays(), 1)
-
-
-# --- The headline's metrics under their plain names -----------------------------------------------
-
-
-def mean_accuracy(records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-    """Return what projects make of FedAvg's clients' metrics."""
-    found: list[Any] = [record["metrics"] for record in records]
-    total = sum(own[weighted_by_key] for own in found)
-    mean = sum(own[weighted_by_key] * own.get("accuracy", 0.0) for own in found) / total
-    return MetricRecord({"accuracy": mean})
-
-
-KINDS = ["FedADMM", "Ditto", "FLAME", "FPFC", "PerFedAvg"]
-each_kind = pytest.mark.parametrize("name", fast(["FedADMM", "Ditto"], KINDS))
