@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import MetricRecord
 from sklearn.datasets import load_digits, load_iris
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
@@ -318,19 +317,3 @@ def jax_batches(
         ]
 
     return batches(mine[:cut]), batches(mine[cut:])
-
-
-def jax_accuracy(server_round: int, arrays: Any) -> MetricRecord | None:
-    """Measure a model of the JAX quickstart on MNIST's test images, every fifth round."""
-    import jax
-    import jax.numpy as jnp
-    from jaxexample.task import CNN, create_train_state, set_params
-
-    if server_round % 5:
-        return None
-    raw = DATA / "MNIST" / "raw"
-    images = jnp.float32(_idx(raw / "t10k-images-idx3-ubyte.gz", 3))[..., None] / 255
-    labels = _idx(raw / "t10k-labels-idx1-ubyte.gz", 1)
-    state = set_params(create_train_state(0.0), arrays.to_numpy_ndarrays())
-    scores = jax.jit(CNN().apply)({"params": state.params}, images)
-    return MetricRecord({"accuracy": float((scores.argmax(1) == labels).mean())})
