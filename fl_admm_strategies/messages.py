@@ -22,8 +22,7 @@ from .algorithms.fedmgs import FedMGSInstruction as FedMGSInstruction
 from .algorithms.fedprox import FedProxInstruction as FedProxInstruction
 from .algorithms.fedrod import FedRoDInstruction as FedRoDInstruction
 from .algorithms.fedsim import FedSimInstruction as FedSimInstruction
-from .algorithms.fpfc.types import FPFCEvaluation as FPFCEvaluation
-from .algorithms.fpfc.types import FPFCInstruction as FPFCInstruction
+from .algorithms.fpfc.messages import FPFCInstruction as FPFCInstruction
 from .algorithms.ifca import IFCAEvaluation as IFCAEvaluation
 from .algorithms.ifca import IFCAInstruction as IFCAInstruction
 from .algorithms.lg_fedavg import LGFedAvgInstruction as LGFedAvgInstruction

@@ -11,19 +11,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_admm_strategies import FPFC
-from fl_admm_strategies.algorithms.fpfc.path import VALIDATION
-from fl_admm_strategies.algorithms.fpfc.types import (
+from fl_admm_strategies.algorithms.fpfc.messages import (
+    CLUSTER_GRADIENT,
     ERROR,
     GRADIENT_NORM,
     HELD_OUT_LOSS,
+    MEAN_DUAL,
     NO_VOTE,
     OPTIMISM,
+    STATIONARITY,
     TRAINING_LOSS,
-    FPFCEvaluation,
+    VALIDATION,
     FPFCInstruction,
+    FPFCMessage,
     FPFCQuestion,
+    HoldOutInstruction,
+    LateInstruction,
+    NewcomerInstruction,
+    PathInstruction,
+    PathQuestion,
+    ProbeInstruction,
+    RecheckInstruction,
+    ScoreInstruction,
+    TrialInstruction,
 )
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
+from fl_admm_strategies.runtime.messages.records import split_groups
 
 from ..toolkit.data.batches import Loader
 from ..toolkit.data.holdout import TooFewSamplesError, folds, hold_out, in_parts
@@ -36,7 +49,7 @@ PARTS = 20
 """Of the data that groups are compared on: their losses say how sure the mean loss is."""
 
 
-class FPFCClient(TorchClient[FPFCInstruction]):
+class FPFCClient(TorchClient[FPFCMessage]):
     """Client of `FPFC`: T_i epochs of (5) from its own last iterate.
 
     The clustered block omega_i is pulled towards the server's zeta_i; arrays that are not clustered
@@ -67,110 +80,118 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         super().__init__(*args, **kwargs)
         self.validation_loader = validation_loader
 
-    def steps(self, asked: FPFCInstruction, config: Scalars) -> MethodSteps:
+    def steps(self, message: FPFCMessage, config: Scalars) -> MethodSteps:
+        """Do what a message asks for: a round of FPFC, or a stage of the search for groups."""
+        if isinstance(message, ScoreInstruction):
+            return {}, (yield from self._scores(message))
+        if isinstance(message, TrialInstruction):
+            return (yield from self._trials(message))
+        assert isinstance(message, FPFCInstruction)
+        return (yield from self._round(message, config))
+
+    def _round(self, message: FPFCInstruction, config: Scalars) -> MethodSteps:
         """Run (5): omega <- omega - alpha [grad f_i(omega) + rho (omega - zeta_i)], T_i epochs."""
-        if asked.candidates is not None:
-            return (yield from self._search(asked))
-        self.load(asked.anchor)
-        names = self._clustered(asked.clustered)
-        anchor = {name: asked.anchor[name] for name in names}
-        term = ProximalTerm(asked.rho, read_only(anchor, self.device))
-        start = asked.start or (self.memory.require(config) if asked.rho else anchor)
+        self.load(message.anchor)
+        names = self._clustered(message.clustered)
+        anchor = {name: message.anchor[name] for name in names}
+        term = ProximalTerm(message.rho, read_only(anchor, self.device))
+        start = message.start or (self.memory.require(config) if message.rho else anchor)
         self.load_block(start)
-        moving = names if asked.others_fixed else None
-        kept, held_out = self._split_in_search(asked)
+        moving = names if isinstance(message, NewcomerInstruction) else None
+        kept, held_out = self._split(message)
         objective = LocalObjective([term], moving=moving)
-        metrics = yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
+        metrics = yield Minimisation(objective, message.lr, message.local_epochs, kept)
         self.memory.keep(config, to_numpy(self.block(names)))
         upload = self.arrays()
-        if asked.more is not None and held_out is not None:  # a new client's choice of a group
+        if held_out is None:
+            return upload, metrics
+        if isinstance(message, PathInstruction):
+            measured = self.measure(self._on(held_out))[message.monitor]
+            return upload, {**metrics, f"{VALIDATION}-{message.monitor}": measured}
+        if isinstance(message, LateInstruction) and message.groups is not None:
             metrics = {**metrics, HELD_OUT_LOSS: self._loss(held_out)}
-            for label in dict.fromkeys(name.partition("/")[0] for name in asked.more):
-                self.load_block(under(f"{label}/", asked.more))
+            for label in dict.fromkeys(name.partition("/")[0] for name in message.groups):
+                self.load_block(under(f"{label}/", message.groups))
                 metrics[f"{HELD_OUT_LOSS}-{label}"] = self._loss(held_out)
-        if asked.monitor is not None and held_out is not None:
-            measured = self.measure(self._on(held_out))
-            metrics = {**metrics, f"{VALIDATION}-{asked.monitor}": measured[asked.monitor]}
         return upload, metrics
 
     def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
-        """See to it that there are samples to validate on, and that the metric is known.
-
-        A client that is new after the run returns its loss under the model of every group.
+        """Return the loss under every group's model; before a path, check what is to be measured.
 
         Raises
         ------
         ValueError
-            If not.
+            If there is nothing to measure on, or the metric is unknown.
         """
         if "num-groups" in config:
-            asked, losses = FPFCQuestion.decode(parameters, config), Scalars()
-            for k in range(asked.num_groups):
-                self.load(under(f"{k}/", asked.models))
+            question, losses = FPFCQuestion.decode(parameters, config), Scalars()
+            for k in range(question.num_groups):
+                self.load(under(f"{k}/", question.models))
                 losses[f"{TRAINING_LOSS}-{k}"] = self._loss()
             return [], self.train_size(), losses
-        _, held_out = self._split(float(config["held_out"]), int(config["held_out_seed"]))
-        if self._on(held_out).num_examples() == 0:
+        asked = PathQuestion.decode(parameters, config)
+        _, held_out = self._split(asked)
+        if held_out is None or self._on(held_out).num_examples() == 0:
             raise ValueError(
                 "The client's validation_loader is empty, expected samples to choose lambda by. "
                 "Give it some, or leave it out, and a share of the training data is held out."
             )
         known = ["loss", *self.metrics]
-        if config["monitor"] not in known:
+        if asked.monitor not in known:
             raise ValueError(
-                f"monitor is {config['monitor']!r}, expected one of what the client measures: "
+                f"monitor is {asked.monitor!r}, expected one of what the client measures: "
                 f"{', '.join(known)}. Give the client this metric, or LambdaPath another monitor."
             )
         return [], self.train_size(), {}
 
-    def _search(self, asked: FPFCInstruction) -> MethodSteps:
-        """Train the clustered block of every candidate, the rest fixed; or measure each."""
-        names = self._clustered(asked.clustered)
-        kept, held_out = self._split_in_search(asked)
-        if not asked.local_epochs:
-            return {}, (yield from self._scores(asked, names, kept, held_out))
+    def _trials(self, message: TrialInstruction) -> MethodSteps:
+        """Train the clustered block of every model, the rest fixed."""
+        names = self._clustered(message.clustered)
+        kept, held_out = self._split(message)
         upload: Arrays = {}
         metrics: Scalars = {}
-        for k in range(asked.candidates or 0):
-            self._load_candidate(asked, k)
+        for k in range(message.num_models):
+            self._load_model(message, k)
             objective = LocalObjective(moving=names)
-            found = yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
+            found = yield Minimisation(objective, message.lr, message.local_epochs, kept)
             metrics = metrics or found
             upload |= prefixed(f"{k}/", to_numpy(self.block(names)))
-        if asked.folds is not None and held_out is None:
-            metrics = {**metrics, **(yield from self._optimism(asked, names))}
+        if isinstance(message, ProbeInstruction) and held_out is None:
+            metrics = {**metrics, **(yield from self._optimism(message, names))}
         return upload, metrics
 
-    def _load_candidate(self, asked: FPFCInstruction, k: int) -> None:
-        self.load(asked.anchor)  # buffers too, which the last one changed
+    def _load_model(self, message: TrialInstruction, k: int) -> None:
+        self.load(message.anchor)  # buffers too, which the last one changed
         if k:
-            self.load_block(under(f"{k}/", asked.more or {}))
+            self.load_block(under(f"{k}/", message.more or {}))
 
-    def _scores(
-        self, asked: FPFCInstruction, names: list[str], kept: Loader, held_out: Loader | None
-    ) -> Steps[Scalars]:
-        """Return the candidates' losses, how sure their differences are, and gradient norms."""
-        data = {TRAINING_LOSS: self.train_problem.loader if asked.in_full else kept}
+    def _scores(self, message: ScoreInstruction) -> Steps[Scalars]:
+        """Return the models' losses, how sure their differences are, and gradient norms."""
+        names = self._clustered(message.clustered)
+        kept, held_out = self._split(message)
+        is_recheck = isinstance(message, RecheckInstruction)
+        data = {TRAINING_LOSS: self.train_problem.loader if is_recheck else kept}
         if held_out is not None:
             data[HELD_OUT_LOSS] = held_out
         split, metrics = self.train_problem.split_batch, Scalars()
         parts = {name: in_parts(loader, split, PARTS) for name, loader in data.items()}
         of_parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in data}
-        for k in range(asked.candidates or 0):
-            self._load_candidate(asked, k)
+        for k in range(message.num_models):
+            self._load_model(message, k)
             for name, before in of_parts.items():
                 losses, sizes = self._losses(parts[name])
                 metrics[f"{name}-{k}"] = float(np.average(losses, weights=sizes))
                 for j, others in enumerate(before):
-                    if len(losses) > 1 and (asked.in_full or name == HELD_OUT_LOSS):
+                    if len(losses) > 1 and (is_recheck or name == HELD_OUT_LOSS):
                         error = error_of_mean(losses - others, sizes)
                         metrics[f"{name}-{ERROR}-{j}-{k}"] = error
                 before.append(losses)
-            if not asked.in_full:  # a re-check sets no lambda, and with a loop it is an epoch
-                metrics[f"{GRADIENT_NORM}-{k}"] = yield from self._gradient_norm(asked, names)
+            if not is_recheck:  # a re-check sets no lambda, and with a loop it is an epoch
+                norm = yield from self._gradient_norm(message.lr, names)
+                metrics[f"{GRADIENT_NORM}-{k}"] = norm
         return metrics
 
-    def _gradient_norm(self, asked: FPFCInstruction, names: list[str]) -> Steps[float]:
+    def _gradient_norm(self, lr: float, names: list[str]) -> Steps[float]:
         """Return ||grad f_i|| over the clustered block, where the model is.
 
         Where only a loop of one's own knows f: how far an epoch of it moves the block, over lr and
@@ -179,29 +200,28 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         if self.knows_loss:
             return _norm(self._gradient(names))
         before, objective = self.block(names), LocalObjective(moving=names)
-        yield Minimisation(objective, asked.lr, 1)
+        yield Minimisation(objective, lr, 1)
         moved = _flat({name: t - before[name] for name, t in self.block(names).items()})
-        return _norm(moved) / (asked.lr * max(objective.steps, 1))
+        return _norm(moved) / (lr * max(objective.steps, 1))
 
-    def _optimism(self, asked: FPFCInstruction, names: list[str]) -> Steps[Scalars]:
+    def _optimism(self, message: ProbeInstruction, names: list[str]) -> Steps[Scalars]:
         """Return how much too low the training loss is where the client has just trained to.
 
         That is the mean loss by cross-validation, each fold by a model that went the same way
         without it, less the training loss.
         """
         problem = self.train_problem
+        seed = message.held_out_seed
         try:
-            parts = folds(
-                problem.loader, problem.split_batch, asked.folds or 0, asked.held_out_seed or 0
-            )
+            parts = folds(problem.loader, problem.split_batch, message.folds, seed)
         except TooFewSamplesError:
             return {NO_VOTE: 1}
         optimism = -self._loss()
         total = problem.num_examples()
         for kept, fold in parts:
-            self.load(asked.anchor)
+            self.load(message.anchor)
             objective = LocalObjective(moving=names)
-            yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
+            yield Minimisation(objective, message.lr, message.local_epochs, kept)
             share = self._on(fold).num_examples() / total
             optimism += share * self._loss(fold)
         return {OPTIMISM: optimism}
@@ -231,20 +251,11 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         losses, sizes = np.array(found, np.float64).T
         return losses, sizes
 
-    def _split_in_search(self, asked: FPFCInstruction) -> tuple[Loader, Loader | None]:
-        """Return what `_split` does; a client with too few samples, or no share, trains on all."""
-        try:
-            return self._split(asked.held_out, asked.held_out_seed)
-        except TooFewSamplesError:
-            if asked.monitor is not None:  # on a path, which has asked before round 1
-                raise
-            return self.train_problem.loader, None
-
-    def _split(self, share: float | None, seed: int | None) -> tuple[Loader, Loader]:
-        """Return the data to train on and those that are held out; without a share all, none."""
+    def _split(self, message: FPFCMessage | PathQuestion) -> tuple[Loader, Loader | None]:
+        """Return the data to train on, and those that are held out; None: all are trained on."""
         problem = self.train_problem
-        if share is None:
-            return problem.loader, []
+        if not isinstance(message, HoldOutInstruction | TrialInstruction | PathQuestion):
+            return problem.loader, None
         if not self.knows_loss and not self.has_own_measure:
             raise ValueError(
                 f"{type(self).__name__} has a minimise() of its own and neither a loss_fn nor a "
@@ -253,7 +264,13 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             )
         if self.validation_loader is not None:
             return problem.loader, self.validation_loader
-        return hold_out(problem.loader, problem.split_batch, share, seed or 0)
+        share, seed = message.held_out, message.held_out_seed
+        try:
+            return hold_out(problem.loader, problem.split_batch, share, seed)
+        except TooFewSamplesError:
+            if isinstance(message, PathInstruction | PathQuestion):
+                raise
+            return problem.loader, None
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the personal, cluster and global model; add the diagnostics the server asks for.
@@ -266,17 +283,16 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             ``cluster-gradient-norm``, ||grad f_i(alpha_l)||, both over the clustered block and the
             training data.
         """
-        asked = FPFCEvaluation.decode(parameters, config)
-        models = {"personal": asked.personal, "cluster": asked.cluster, "global": asked.global_}
-        _, num_examples, metrics = yield from self.evaluate_models(models)
-        loss = float(metrics[f"{asked.headline or 'personal'}-loss"])
-        if asked.mean_dual is not None and self.knows_loss:
-            names = self._clustered(asked.clustered or [])
-            dual = _flat(read_only(asked.mean_dual, self.device))
-            self.load(asked.personal)
-            metrics["stationarity"] = _norm(self._gradient(names) + dual)
-            self.load(asked.cluster)
-            metrics["cluster-gradient-norm"] = _norm(self._gradient(names))
+        groups = split_groups(parameters, config)
+        dual = groups.pop(MEAN_DUAL, None)
+        loss, num_examples, metrics = yield from self.evaluate_models(groups)
+        if dual is not None and self.knows_loss:
+            names = self._clustered(list(dual))
+            self.load(groups["personal"])
+            sum_of_duals = _flat(read_only(dual, self.device))
+            metrics[STATIONARITY] = _norm(self._gradient(names) + sum_of_duals)
+            self.load(groups["cluster"])
+            metrics[CLUSTER_GRADIENT] = _norm(self._gradient(names))
         return loss, num_examples, metrics
 
     def _clustered(self, names: list[str]) -> list[str]:

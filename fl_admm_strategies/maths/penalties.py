@@ -14,8 +14,7 @@ Wang, Sun, "Clustered Federated Learning based on Nonconvex Pairwise Fusion", ar
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Protocol
 
@@ -247,37 +246,3 @@ def _soft_scale(r: Float64Array, threshold: float) -> Float64Array:
     """Return max(0, 1 - threshold/r), written so that r = 0 divides nothing."""
     scale: Float64Array = 1 - threshold / np.maximum(r, threshold)
     return scale
-
-
-def penalty_to_text(penalty: Penalty) -> str:
-    """Return one of the penalties here as text, for a checkpoint.
-
-    Raises
-    ------
-    TypeError
-        If it is another.
-    """
-    if not isinstance(penalty, SmoothedSCAD | L1 | MCP):
-        raise TypeError(
-            f"penalty is {penalty!r}, expected SmoothedSCAD(lam), L1(lam) or MCP(lam): a saved run "
-            "can hold no other that was set in its course. Give yours to the constructor."
-        )
-    return json.dumps({"type": type(penalty).__name__, **asdict(penalty)})
-
-
-def penalty_from_text(text: str) -> Penalty:
-    """Return the penalty of a `penalty_to_text`.
-
-    Raises
-    ------
-    ValueError
-        If it is no such text.
-    """
-    try:
-        fields = json.loads(text)
-        kinds: dict[str, type[SmoothedSCAD | L1 | MCP]] = {
-            kind.__name__: kind for kind in (SmoothedSCAD, L1, MCP)
-        }
-        return kinds[fields.pop("type")](**fields)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"The saved penalty is {text!r}, which is none: it is damaged.") from error

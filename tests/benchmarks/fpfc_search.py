@@ -43,8 +43,8 @@ from fl_admm_strategies.algorithms.fpfc.finding import (
     STANDARD_ERRORS,
     VOTERS,
 )
+from fl_admm_strategies.algorithms.fpfc.search import PROBE_FACTOR, REFIT_ROUNDS, lambda_between
 from fl_admm_strategies.algorithms.fpfc.source import NO_FUSION, scad
-from fl_admm_strategies.algorithms.fpfc.stages import PROBE_FACTOR, REFIT_ROUNDS, lambda_between
 from fl_admm_strategies.algorithms.fpfc.together import RENEWAL
 from fl_admm_strategies.maths.candidates import Candidates
 from fl_admm_strategies.maths.clustering import cluster_models, clusters

@@ -33,7 +33,8 @@ class PointClient(NumPyClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         asked = FPFCInstruction.decode(parameters, config)
-        omega = (asked.start or self.memory.require(config))["omega"]
+        held = self.memory.require(config) if asked.rho and not asked.start else asked.anchor
+        omega = (asked.start or held)["omega"]
         for _ in range(asked.local_epochs):
             pull = asked.rho * (omega - asked.anchor["omega"])
             omega = omega - asked.lr * (omega - self.target + pull)

@@ -22,7 +22,6 @@ from ...runtime.arrivals import ArrivalLink
 from ...runtime.messages.records import Metrics
 from .fpfc import FPFC
 from .path import LambdaPath
-from .source import Task
 
 
 class AsyncFPFC(FPFC):
@@ -45,8 +44,8 @@ class AsyncFPFC(FPFC):
         every engine. By default replies come when they come, so that two runs differ.
     max_staleness : int, optional
         Take in no reply after more than so many others since its client was asked: the others wait
-        for it. One less than there are clients that train at a time, or more. By default, as in the
-        paper, nobody waits for anybody.
+        for it. One less than there are clients that train at a time, or more. By default no client
+        waits for another, as in the paper.
     **settings
         Further parameters of `FPFC`. `fraction_train` is the fraction of the clients that train at
         any time, by default all; whenever one is done, another is drawn from those that are free.
@@ -147,6 +146,6 @@ class AsyncFPFC(FPFC):
     def _waits_for_all(self) -> bool:
         return self.state.source.waits_for_all
 
-    def _start(self, task: Task, client: int) -> Arrays | None:
-        """Return omega_i always: nobody's is certain while it trains."""
-        return None if task.start is None else self._block.arrays(task.start)
+    def start_of(self, client: int) -> Arrays:
+        """Return omega_i always: what a client holds is not certain while it trains."""
+        return self.block.arrays(self.state.pairs.omega[self.membership.row(client)])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ...maths.clustering import fusion_bound
 from ...runtime.messages.records import Metrics
+from .messages import CLUSTER_GRADIENT, STATIONARITY
 from .path import PathTaken
 from .search import FoundGroups
 from .source import FPFCState
@@ -60,9 +61,9 @@ class FPFCDiagnostics:
 
 def diagnose(state: FPFCState, metrics: Mapping[int, Metrics]) -> FPFCDiagnostics:
     """Return the diagnostics of a state; `metrics` are those of the last evaluation by client."""
-    source, labels = state.source, state.source.labels(state)
-    stationarity = [m["stationarity"] for m in metrics.values() if "stationarity" in m]
-    gradient_norms = [metrics.get(c, {}).get("cluster-gradient-norm") for c in state.clients.ids]
+    source, labels = state.source, state.source.labels()
+    stationarity = [m[STATIONARITY] for m in metrics.values() if STATIONARITY in m]
+    gradient_norms = [metrics.get(c, {}).get(CLUSTER_GRADIENT) for c in state.clients.ids]
     return FPFCDiagnostics(
         stationarity=max(stationarity, default=np.nan),
         primal_residual=state.pairs.primal_residual(),
@@ -72,5 +73,5 @@ def diagnose(state: FPFCState, metrics: Mapping[int, Metrics]) -> FPFCDiagnostic
         theta_norms=state.pairs.theta_norms(),
         lam=source.penalty.lam,
         nu=source.nu,
-        **source.report(state.clients),
+        **source.report(),
     )

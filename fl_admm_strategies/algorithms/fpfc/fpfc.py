@@ -10,9 +10,11 @@ its l1 branch is `penalty=L1(lam)`; see docs/methods/fpfc.md. The client is `cli
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from logging import WARNING
-from typing import Any, ClassVar
+from dataclasses import field
+from logging import INFO, WARNING
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -22,7 +24,6 @@ from numpy.typing import NDArray
 from ...maths.blocks import (
     Arrays,
     Block,
-    Pattern,
     Spec,
     compile_pattern,
     prefixed,
@@ -31,18 +32,24 @@ from ...maths.blocks import (
 from ...maths.clienttable import ClientTable, Row
 from ...maths.clustering import cluster_models
 from ...maths.pairs import PairwiseStore
-from ...maths.schedules import EpochSchedule, StepSize, epochs_in, rate_in
+from ...maths.penalties import L1, MCP, Penalty
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import ClientInstruction, Reply, to_array_record
+from ...runtime.messages.schema import Instructions
+from ...runtime.trust.bound import Bound
 from ..shared.base import OwnBuffers
+from . import finding, recheck, together  # noqa: F401 (the stages of a search)
 from .diagnostics import FPFCDiagnostics, diagnose
-from .given import PenaltySetting
+from .messages import CLUSTER_FIRST, KINDS, MEAN_DUAL, LateInstruction, PathQuestion
 from .newcomers import FPFCNewcomers
-from .source import FPFCState, RoundStart, Task
-from .types import CLUSTER_FIRST, KINDS, FPFCEvaluation, FPFCInstruction
+from .path import LambdaPath, PathProgress
+from .search import GroupSearch
+from .source import FixedPenalty, FPFCState, FusionStrategy, Messages, PenaltySource, Round, scad
+
+GivenPenalty = Penalty | LambdaPath | Literal["auto"]
 
 
-class FPFC(PenaltySetting):
+class FPFC(FusionStrategy):
     """Fusion-penalised federated clustering (FPFC).
 
     Parameters
@@ -52,9 +59,7 @@ class FPFC(PenaltySetting):
         "auto": the paper's, and the first rounds of the run find groups of clients and from them
         lambda: `consensus_rounds` and 2 to 11 more. Then every group trains one model, and in the
         last 30 rounds pairs hold it together (docs/methods/fpfc.md, "Without a lambda").
-        `LambdaPath([...])`: lambda is chosen from a grid in the run, by validation. Set
-        ``strategy.penalty`` between rounds, in `on_round`, say, and the run goes on from where it
-        is with another one, which is saved with it.
+        `LambdaPath([...])`: lambda is chosen from a grid in the run, by validation.
     rho : float (default: 1.0)
         rho, the ADMM penalty parameter. Smoothed SCAD needs (a - 1) rho > 1.
     lr : float or callable (default: 0.1)
@@ -108,14 +113,52 @@ class FPFC(PenaltySetting):
     method: ClassVar = "FPFC"
     paper: ClassVar = "Yu, Liu, Wang, Sun, arXiv:2211.04218"
 
-    lr: StepSize = 0.1
-    local_epochs: EpochSchedule = 10
-    clustered: Pattern | None = None
+    penalty: GivenPenalty = field(default="auto", kw_only=False)
     report_diagnostics: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._pattern = compile_pattern("clustered", self.clustered)
+        if self.validation_share == 1:
+            raise ValueError("validation_share is 1, expected less. Nothing is left to train on.")
+        if isinstance(self.penalty, LambdaPath):
+            if self.validation_share == 0:
+                raise ValueError(
+                    "validation_share is 0, but a LambdaPath is chosen by held-out samples. Give "
+                    "it a share above 0."
+                )
+            self.penalty.check(self.rho)
+        elif self.penalty == "auto" or callable(getattr(self.penalty, "prox_scale", None)):
+            self._kind_of_penalty.check(self.rho)
+        else:
+            raise TypeError(
+                f"penalty is {self.penalty!r}, expected SmoothedSCAD(lam), L1(lam), MCP(lam) or "
+                "'auto', or a LambdaPath([...])."
+            )
+
+    @property
+    def _kind_of_penalty(self) -> Penalty:
+        """A penalty of the kind that the run will have."""
+        if isinstance(self.penalty, LambdaPath):
+            return self.penalty.penalty_of(0)
+        return scad(1.0) if self.penalty == "auto" else self.penalty
+
+    @property
+    def title(self) -> str:
+        """The method's name as its paper writes it."""
+        return {L1: "FPFC-l1", MCP: "FPFC-MCP"}.get(type(self._kind_of_penalty), "FPFC")
+
+    @property
+    def penalty_in_use(self) -> Penalty:
+        """The penalty of the next update; with "auto" lambda is 0 until the groups are found."""
+        self._need_state()
+        return self.state.source.penalty
+
+    @property
+    def nu_in_use(self) -> float:
+        """The threshold of `clusters`; with "auto" 0 until the groups are found."""
+        self._need_state()
+        return self.state.source.nu
 
     # ------------------------------------------------------------------------------------------
     # A round
@@ -123,63 +166,54 @@ class FPFC(PenaltySetting):
 
     def init_state(self, arrays: Arrays) -> FPFCState:
         """Start with omega_i = omega^0 for every client and theta = v = 0."""
-        self._block = Block.named("clustered", self._pattern, arrays, self.trained)
-        self._buffers = OwnBuffers(arrays, self.trained)
+        self.block = Block.named("clustered", self._pattern, arrays, self.trained)
+        self.buffers = OwnBuffers(arrays, self.trained)
         self._warned = False
-        source = self._new_source(self._block, self._buffers, arrays)
-        omega = np.tile(self._block.vector(arrays), (self.membership.num_initial, 1))
-        columns = {**self._buffers.column(arrays), **source.columns}
+        source = self._source(arrays)
+        omega = np.tile(self.block.vector(arrays), (self.membership.num_initial, 1))
+        columns = {**self.buffers.column(arrays), **source.columns}
         return FPFCState(
             source,
             PairwiseStore(omega, source.penalty, self.rho),
-            self._block.rest(arrays),
+            self.block.rest(arrays),
             ClientTable(num_examples=0.0, **columns),
         )
 
+    def _source(self, arrays: Arrays) -> PenaltySource:
+        """Return where the penalty of a run from this model comes from."""
+        self.run.bound = Bound(self, self.max_norm or math.inf)
+        if isinstance(self.penalty, LambdaPath):
+            return PathProgress(self, self.penalty, arrays)
+        if self.penalty != "auto":  # a penalty holds far clients off by itself
+            return FixedPenalty(self, self.penalty)
+        if self.max_norm is None:
+            self.run.bound = Bound(self, "auto", is_loose=self._is_settled, is_free=self._is_late)
+        search = GroupSearch(self)
+        log(
+            INFO,
+            "The groups of the clients are searched for in the first %s rounds or a few more",
+            search.least_rounds,
+        )
+        return search
+
+    def _is_settled(self) -> bool:
+        return not self.state.source.waits_for_all
+
+    def _is_late(self, sent: ClientInstruction) -> bool:
+        """Return whether an upload is where a client came to on its own, and moves nobody else."""
+        return sent.config.get("task") == LateInstruction.__name__
+
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Start with the mean of the buffers."""
-        return self._buffers.column(self.state.averaged_arrays)
+        return self.buffers.column(self.state.averaged_arrays)
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
+    def handshake_instructions(self, client_ids: Sequence[int]) -> Mapping[int, PathQuestion]:
         """Ask what the source of the penalty must know of clients."""
         return self.state.source.handshake_instructions(client_ids)
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FPFCInstruction]:
-        """Send what the source of the penalty asks: in FPFC's own rounds zeta_i, and phi.
-
-        omega_i goes along where the client may not hold it. The paper's clients keep omega_i. One
-        that has not taken part yet has only seen omega^0 in the paper's initial broadcast, and one
-        whose last reply did not become part of the state holds another iterate than the server.
-        """
-        source, members = self.state.source, self.membership
-        connected = [c for c in members.ids if members.last_seen[c] >= server_round]
-        ends = np.inf if self.run.num_rounds is None else self.run.num_rounds
-        left = ends - server_round + 1 if self.in_rounds else 0
-        count = server_round - source.offset
-        lr = rate_in(count, self.lr)
-        start = RoundStart(client_ids, connected, members, self.state, lr, server_round, left)
-        return {
-            client: FPFCInstruction(
-                anchor=self._personal(task.anchor, client),
-                start=self._start(task, client),
-                lr=lr,
-                local_epochs=task.epochs_factor * epochs_in(count, client, self.local_epochs),
-                rho=task.rho,
-                clustered=self._block.names,
-                **task.settings,
-            )
-            for client, task in source.tasks(start).items()
-        }
-
-    def _start(self, task: Task, client: int) -> Arrays | None:
-        """Return where a client is to start from; None: at what it surely holds, or the anchor."""
-        members = self.membership
-        holds_it = members.has_current_state(client) and self.state.source.holds_omega(
-            client, members.last_accepted[client]
-        )
-        return None if task.start is None or holds_it else self._block.arrays(task.start)
+    def train_instructions(self, server_round: int, client_ids: Sequence[int]) -> Messages:
+        """Send what the source of the penalty asks: in FPFC's own rounds zeta_i, and phi."""
+        return self.state.source.messages(Round(self, server_round, client_ids))
 
     def upload_spec(self) -> Spec:
         """Return what an upload holds: a model, unless the source asks for something else."""
@@ -198,12 +232,12 @@ class FPFC(PenaltySetting):
             state.clients[client].num_examples = reply.num_examples
         if state.source.upload_spec() is None:  # the uploads are models
             rows = [self.membership.row(client) for client in replies]
-            omega = np.stack([self._block.vector(reply.arrays) for reply in replies.values()])
-            state.source.take_models(state, rows, omega)
+            omega = np.stack([self.block.vector(reply.arrays) for reply in replies.values()])
+            state.source.take_models(rows, omega)
             state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
             for client, reply in replies.items():
-                self._buffers.keep(state.clients[client], reply.arrays)
-        state.source.after_round(server_round, state, replies)
+                self.buffers.keep(state.clients[client], reply.arrays)
+        state.source.after_round(server_round, replies)
 
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Give new clients pairs with all others, with v_ij = 0; omega_i comes with the update."""
@@ -221,27 +255,29 @@ class FPFC(PenaltySetting):
     @property
     def kinds(self) -> Mapping[str, str]:  # type: ignore[override]
         """The kinds of models; with "auto" the clusters' are the headline (Remark 2)."""
-        return CLUSTER_FIRST if self._penalty == "auto" else KINDS
+        return CLUSTER_FIRST if self.penalty == "auto" else KINDS
 
-    def evaluate_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FPFCEvaluation]:
-        """Send each client its own, its cluster's and the global model."""
-        pairs, labels = self.state.pairs, self.state.source.labels(self.state)
+    def evaluate_instructions(self, server_round: int, client_ids: Sequence[int]) -> Instructions:
+        """Send each client its own, its cluster's and the global model, the headline first.
+
+        With `report_diagnostics` (1/m) sum_j v_ij as well.
+        """
+        pairs, labels = self.state.pairs, self.state.source.labels()
         rows = [self.membership.row(client) for client in client_ids]
         alpha, everybody = self._cluster_models(labels), self.global_model()
-        duals = pairs.mean_dual(rows) if self.report_diagnostics else [None] * len(rows)
-        return {
-            client: FPFCEvaluation(
-                personal=self._personal(pairs.omega[row], client),
-                cluster=alpha[labels[row]],
-                global_=everybody,
-                headline=next(iter(self.kinds)),
-                mean_dual=None if dual is None else self._block.arrays(dual),
-                clustered=None if dual is None else self._block.names,
-            )
-            for client, row, dual in zip(client_ids, rows, duals, strict=True)
-        }
+        duals = pairs.mean_dual(rows) if self.report_diagnostics else None
+        instructions = {}
+        for place, (client, row) in enumerate(zip(client_ids, rows, strict=True)):
+            models = {
+                "personal": self.personal(pairs.omega[row], client),
+                "cluster": alpha[labels[row]],
+                "global": everybody,
+            }
+            groups = {kind: models[kind] for kind in self.kinds}
+            if duals is not None:
+                groups[MEAN_DUAL] = self.block.arrays(duals[place])
+            instructions[client] = ClientInstruction(groups)
+        return instructions
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return omega_i, its cluster's alpha_l, or the mean of all omega: (1) weighs all alike.
@@ -250,17 +286,11 @@ class FPFC(PenaltySetting):
         """
         omega, row = self.state.pairs.omega, self.membership.row(client_id)
         if kind == "global":
-            return self._model(self.state.mean)
+            return self.whole(self.state.mean)
         if kind == "personal":
-            return self._personal(omega[row], client_id)
-        labels = self.state.source.labels(self.state)
+            return self.personal(omega[row], client_id)
+        labels = self.state.source.labels()
         return self._cluster_models(labels)[int(labels[row])]
-
-    def _personal(self, vector: NDArray[Any], client: int) -> Arrays:
-        return self._buffers.into(self._model(vector), self.state.clients[client])
-
-    def _model(self, vector: NDArray[Any]) -> Arrays:
-        return self._block.model(vector, self.state.averaged_arrays)
 
     def clusters(self, nu: float | None = None) -> NDArray[np.int64]:
         """Return the cluster of every client, in the order of `client_ids`.
@@ -282,7 +312,7 @@ class FPFC(PenaltySetting):
         if source.is_searching and not self._warned:
             self._warned = True
             log(WARNING, "%s", source.too_short(self.last_round))
-        return source.labels(self.state, nu)
+        return source.labels(nu)
 
     def cluster_arrays(self, nu: float | None = None) -> list[ArrayRecord]:
         """Return the model of every cluster: alpha_l = sum n_i omega_i / sum n_i over its clients.
@@ -294,9 +324,9 @@ class FPFC(PenaltySetting):
 
     def _cluster_models(self, labels: NDArray[np.int64]) -> list[Arrays]:
         clients = self.state.clients
-        examples = self.state.source.examples(clients)
+        examples = self.state.source.examples()
         alpha = cluster_models(self.state.pairs.omega, examples, labels)
-        return self._buffers.into_clusters([self._model(a) for a in alpha], clients, labels)
+        return self.buffers.into_clusters([self.whole(a) for a in alpha], clients, labels)
 
     def newcomers(self, **base: Any) -> FPFCNewcomers:
         """Return the strategy for new clients after this run, which change none of its models.

@@ -23,15 +23,14 @@ from ...runtime.messages.records import Reply
 from ...runtime.models import Models
 from ...runtime.sampled import SampledStrategy
 from ..shared.base import OwnBuffers
-from .stages import reported
-from .types import (
+from .messages import (
     CLUSTER_FIRST,
     KINDS,
     TRAINING_LOSS,
-    FPFCEvaluation,
-    FPFCInstruction,
     FPFCQuestion,
+    NewcomerInstruction,
 )
+from .search import reported
 
 
 @dataclass
@@ -177,7 +176,7 @@ class FPFCNewcomers(SampledStrategy):
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FPFCInstruction]:
+    ) -> dict[int, NewcomerInstruction]:
         """Send zeta_i; with `published` at first the model to start from, without a pull."""
         instructions = {}
         for client in client_ids:
@@ -185,14 +184,13 @@ class FPFCNewcomers(SampledStrategy):
             free = row.group < 0 and self.membership.is_new(client)
             anchor = row.omega if free else self._zeta(row)
             holds_it = self.membership.has_current_state(client)
-            instructions[client] = FPFCInstruction(
+            instructions[client] = NewcomerInstruction(
                 anchor=self._personal(anchor, client),
                 start=None if holds_it else self._block.arrays(row.omega),
                 lr=rate_in(server_round, self.lr),
                 local_epochs=epochs_in(server_round, client, self.local_epochs),
                 rho=0.0 if free else self.rho,
                 clustered=self._block.names,
-                others_fixed=True,
             )
         return instructions
 
@@ -244,21 +242,6 @@ class FPFCNewcomers(SampledStrategy):
         nearest = int(norms.argmin())
         members = list(self.existing.personal)
         return self.existing.cluster_of[members[nearest]] if norms[nearest] <= self.nu else None
-
-    def evaluate_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FPFCEvaluation]:
-        """Send each client the models of all kinds."""
-        headline = next(iter(self.kinds))
-        return {
-            client: FPFCEvaluation(
-                self.model("personal", client),
-                self.model("cluster", client),
-                self.model("global", client),
-                headline=headline,
-            )
-            for client in client_ids
-        }
 
     def model(self, kind: str, client_id: int) -> Arrays:
         """Return omega_i, the model of its group (its own where it has none), or the run's mean."""

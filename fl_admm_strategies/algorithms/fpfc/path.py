@@ -9,29 +9,26 @@ lambdas" and P7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from logging import INFO, WARNING
+from logging import INFO
 from typing import Any, Literal
 
 import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, Block, check_saved, prefixed, spec_of, under
+from ...maths.blocks import Arrays, prefixed, under
 from ...maths.checks import Count, NotNegative, check_fields, check_not_negative
-from ...maths.clienttable import ClientTable, Row
 from ...maths.pairs import PairwiseStore
 from ...maths.penalties import L1, MCP, Penalty
-from ...runtime.messages.records import ClientInstruction
-from ..shared.base import OwnBuffers
-from .source import FPFCState, HoldOut, PenaltySource, Replies, RoundStart, Task, fusion_tasks, scad
+from .messages import VALIDATION, PathInstruction, PathQuestion
+from .source import FusionStrategy, Messages, PenaltySource, Replies, Round, Variables, scad
 
-VALIDATION, LABELS = "validation", "path_labels"
-"""Columns of the clients' table: the metric as last reported, and the cluster at every lambda."""
+LABELS = "path_labels"
+"""The column of the clients' table with the cluster at every lambda; `VALIDATION` is another."""
 _WORST = 1e30  # in the place of a metric that is not finite, or larger
-_PROGRESS = ("stage", "_rounds", "_calm", "reset_round", "offset", "chosen", "_best")
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ class LambdaPath:
                 f"min_rounds is {self.min_rounds}, expected at most max_rounds = {self.max_rounds}."
             )
 
-    def penalty(self, stage: int) -> Penalty:
+    def penalty_of(self, stage: int) -> Penalty:
         """Return the penalty at a place of the grid."""
         kinds: dict[str, Callable[[float], Penalty]] = {"scad": scad, "l1": L1, "mcp": MCP}
         return kinds[self.fusion](self.lams[stage])
@@ -111,7 +108,7 @@ class LambdaPath:
     def check(self, rho: float) -> None:
         """Raise ValueError where rho is too small for a penalty of the grid."""
         for stage in range(len(self.lams)):
-            self.penalty(stage).check(rho)
+            self.penalty_of(stage).check(rho)
 
     def is_better(self, value: float, than: float) -> bool:
         """Compare two values of the metric."""
@@ -148,72 +145,84 @@ class PathTaken:
     num_groups: NDArray[np.int64]
 
 
-class PathProgress(PenaltySource):
-    """The source of the penalty of a run on a path: how far it has come.
-
-    Parameters
-    ----------
-    path : LambdaPath
-    nu : float or None
-        As in `FPFC`.
-    hold_out : HoldOut
-    block : Block
-        omega_i.
-    buffers : OwnBuffers
-    arrays : Arrays
-        The initial model, where every lambda begins that is not begun warm.
+@dataclass
+class PathState(Variables):
+    """How far a run has come on its path.
 
     Attributes
     ----------
     stage : int
         The place of the present lambda in the grid.
-    chosen : int
-        The place of the lambda that was chosen; -1 before.
+    rounds, calm : int
+        Rounds in this stage; those at rest, the last ones in a row.
+    chosen, best : int
+        The place of the lambda that was chosen, and of the best so far; -1 before.
+    offset : int
+        See `PenaltySource`.
     reset_round : int
         The round after which all models were last replaced: clients hold others.
+    value : float
+        The metric of the last round.
+    values, last_rounds : ndarray of shape (S,)
+        See `PathTaken`.
     """
 
-    def __init__(
-        self,
-        path: LambdaPath,
-        nu: float | None,
-        hold_out: HoldOut,
-        block: Block,
-        buffers: OwnBuffers,
-        arrays: Arrays,
-    ) -> None:
-        super().__init__(path, nu)
-        self.columns = {VALIDATION: 0.0, LABELS: np.full(len(path.lams), -1)}
-        self.path, self._hold_out, self._buffers = path, hold_out, buffers
-        self.stage = self._rounds = self._calm = self.reset_round = 0
-        self.chosen = self._best = -1
-        self._value = np.nan
-        self._values = np.full(len(path.lams), np.nan)
-        self._ends = np.zeros(len(path.lams), dtype=np.int64)
-        self._first: Arrays = {}
-        if not path.warm:
-            shared = prefixed("shared/", block.rest(arrays))
-            self._first = {"omega": block.vector(arrays), **shared}
+    values: NDArray[np.float64]
+    last_rounds: NDArray[np.int64]
+    stage: int = 0
+    rounds: int = 0
+    calm: int = 0
+    chosen: int = -1
+    best: int = -1
+    offset: int = 0
+    reset_round: int = 0
+    value: float = np.nan
+
+
+class PathProgress(PenaltySource):
+    """The source of the penalty of a run on a path.
+
+    Parameters
+    ----------
+    fpfc : FusionStrategy
+    path : LambdaPath
+    arrays : Arrays
+        The initial model, where every lambda begins that is not begun warm.
+    """
+
+    def __init__(self, fpfc: FusionStrategy, path: LambdaPath, arrays: Arrays) -> None:
+        super().__init__(fpfc)
+        count = len(path.lams)
+        self.columns = {VALIDATION: 0.0, LABELS: np.full(count, -1)}
+        self.path = path
+        self.found = PathState(np.full(count, np.nan), np.zeros(count, dtype=np.int64))
+        self._first = {} if path.warm else arrays
         self._kept: dict[str, NDArray[Any]] = {}  # the state at the end of the best stage so far
 
     @property
-    def found_penalty(self) -> Penalty:
+    def penalty(self) -> Penalty:
         """That of the present lambda."""
-        return self.path.penalty(self.stage)
+        return self.path.penalty_of(self.found.stage)
+
+    @property
+    def offset(self) -> int:  # type: ignore[override]
+        """The rounds before this stage, where each begins anew."""
+        return self.found.offset
 
     @property
     def is_settled(self) -> bool:
         """Whether lambda is chosen and its model at rest, or trained as long as the others."""
-        return self.chosen >= 0 and (not self.path.warm or self._is_calm)
+        return self.found.chosen >= 0 and (not self.path.warm or self._is_calm)
 
     @property
     def _is_calm(self) -> bool:
-        return self._rounds >= self.path.min_rounds and self._calm >= self.path.calm_rounds
+        path = self.path
+        return self.found.rounds >= path.min_rounds and self.found.calm >= path.calm_rounds
 
     @property
-    def is_searching(self) -> bool:
+    def is_searching(self) -> bool:  # type: ignore[override]
         """Whether no lambda is chosen yet."""
-        return self.chosen < 0
+        return self.found.chosen < 0
 
     def too_short(self, last_round: int) -> str:
         """See `PenaltySource`."""
@@ -227,89 +236,74 @@ class PathProgress(PenaltySource):
     # A round
     # ------------------------------------------------------------------------------------------
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
+    def handshake_instructions(self, client_ids: Sequence[int]) -> Mapping[int, PathQuestion]:
         """See to it that clients can say which lambda suits them."""
-        return {
-            client: ClientInstruction({"nothing": {}}, {**settings, "monitor": self.path.monitor})
-            for client, settings in self._hold_out.settings(client_ids).items()
-        }
+        fields = self._fields(client_ids)
+        return {client: PathQuestion({}, **fields[client]) for client in client_ids}
 
-    def tasks(self, start: RoundStart) -> dict[int, Task]:
+    def _fields(self, client_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+        held_out = self.fpfc.hold_out(client_ids)
+        return {client: {**held_out[client], "monitor": self.path.monitor} for client in client_ids}
+
+    def messages(self, now: Round) -> Messages:
         """Ask the sampled clients for (5), and for the metric of their uploads."""
-        tasks = fusion_tasks(start)
-        for client, settings in self._hold_out.settings(start.sampled).items():
-            tasks[client].settings = {**settings, "monitor": self.path.monitor}
-        return tasks
+        return now.fusion(now.sampled, PathInstruction, self._fields(now.sampled))
 
     def holds_omega(self, client: int, last_accepted: int) -> bool:
         """Return whether a client has uploaded its omega_i since all models were replaced."""
-        return last_accepted > self.reset_round
+        return last_accepted > self.found.reset_round
 
-    def after_round(self, server_round: int, state: FPFCState, replies: Replies) -> None:
+    def after_round(self, server_round: int, replies: Replies) -> None:
         """Take in what clients measured, and go on to the next lambda if it is time to."""
-        table, path, name = state.clients, self.path, f"{VALIDATION}-{self.path.monitor}"
-        if silent := [client for client, reply in replies.items() if name not in reply.metrics]:
-            log(WARNING, "round %s: clients %s did not report %s", server_round, silent, name)
+        found, path, table = self.found, self.path, self.state.clients
+        name, worst = f"{VALIDATION}-{path.monitor}", _WORST if path.better == "lower" else -_WORST
         for client, reply in replies.items():
-            bad = _WORST if path.better == "lower" else -_WORST
-            measured = np.nan_to_num(float(reply.metrics.get(name, np.nan)), nan=bad)
+            measured = np.nan_to_num(float(reply.metrics.get(name, np.nan)), nan=worst)
             table[client].validation = np.clip(measured, -_WORST, _WORST)
         # A client's model changes only where it takes part, so what it said last holds.
         has_trained = table.column("num_examples") > 0
         value = float(table.column(VALIDATION)[has_trained].mean())
-        at_rest = self._rounds > 0 and abs(value - self._value) < path.tol
-        self._calm = self._calm + 1 if at_rest else 0
-        self._value = value
-        self._rounds += 1
-        over = self._rounds >= path.max_rounds or (path.warm and self._is_calm)
-        if self.chosen < 0 and over:
-            self._values[self.stage], self._ends[self.stage] = value, server_round
-            table.column(LABELS)[:, self.stage] = self.labels(state)
-            self._end_stage(server_round, state)
+        is_at_rest = found.rounds > 0 and abs(value - found.value) < path.tol
+        found.calm = found.calm + 1 if is_at_rest else 0
+        found.value = value
+        found.rounds += 1
+        is_over = found.rounds >= path.max_rounds or (path.warm and self._is_calm)
+        if found.chosen < 0 and is_over:
+            found.values[found.stage], found.last_rounds[found.stage] = value, server_round
+            table.column(LABELS)[:, found.stage] = self.labels()
+            self._end_stage(server_round)
 
-    def _end_stage(self, server_round: int, state: FPFCState) -> None:
-        ended, is_last = self.stage, self.stage == len(self.path.lams) - 1
-        if improves := self._improves(state):
-            self._best = ended
-        if is_last or (self.path.warm and not improves):
-            self.chosen = self.stage = self._best
-            if self._best != ended:
-                self._put_back(server_round, state)
-            self.offset = 0 if self.path.warm else server_round - self.path.max_rounds
+    def _end_stage(self, server_round: int) -> None:
+        found, path, ended = self.found, self.path, self.found.stage
+        is_last, improves = ended == len(path.lams) - 1, self._improves()
+        if improves:
+            found.best = ended
+        if is_last or (path.warm and not improves):
+            found.chosen = found.stage = found.best
+            if found.best != ended:
+                self._put_back(server_round)
+            found.offset = 0 if path.warm else server_round - path.max_rounds
             self._first, self._kept = {}, {}
         else:
-            self.stage += 1
+            found.stage += 1
             if improves:
-                self._keep(state)
-            if not self.path.warm:
-                self._start_anew(server_round, state)
-        if self.stage != ended:
-            self._rounds = self._calm = 0
+                self._keep()
+            if not path.warm:
+                self._start_anew(server_round)
+        if found.stage != ended:
+            found.rounds = found.calm = 0
         log(
             INFO,
-            "round %s: validation %s is %.4g at lambda = %g; the run goes on with lambda = %g%s",
-            server_round,
-            self.path.monitor,
-            self._values[ended],
-            self.path.lams[ended],
-            self.path.lams[self.stage],
-            "" if self.chosen < 0 else ", to its end",
+            f"round {server_round}: validation {path.monitor} is {found.values[ended]:.4g} at "
+            f"lambda = {path.lams[ended]:g}; the run goes on with lambda = "
+            f"{path.lams[found.stage]:g}",
         )
 
-    def _improves(self, state: FPFCState) -> bool:
-        """Return whether the stage that ends is better than the best, by the clients of both."""
-        if self._best < 0:
+    def _improves(self) -> bool:
+        """Return whether the stage that ends is better than the best."""
+        if self.found.best < 0:
             return True
-        best, now = self._values[self._best], self._values[self.stage]
-        then, table = under("clients/", self._kept), state.clients
-        places = {client: place for place, client in enumerate(self._kept["ids"].tolist())}
-        if list(places) != table.ids:  # the means are over other clients
-            trained = [c for c in table.ids if table[c].num_examples > 0 and c in places]
-            both = [c for c in trained if then["num_examples"][places[c]] > 0]
-            if not both:
-                return True
-            best = then[VALIDATION][[places[client] for client in both]].mean()
-            now = table.rows(VALIDATION, both).mean()
+        best, now = self.found.values[[self.found.best, self.found.stage]]
         if self.path.warm:  # of equal lambdas the larger, as the warm-up goes on
             return not self.path.is_better(best, now)
         return self.path.is_better(now, best)
@@ -318,7 +312,8 @@ class PathProgress(PenaltySource):
     # The models of another stage
     # ------------------------------------------------------------------------------------------
 
-    def _keep(self, state: FPFCState) -> None:
+    def _keep(self) -> None:
+        state = self.state
         views = {
             "ids": np.array(state.clients.ids, dtype=np.uint64),
             **prefixed("pairs/", state.pairs.state_arrays()),
@@ -327,13 +322,14 @@ class PathProgress(PenaltySource):
         }
         self._kept = {name: array.copy() for name, array in views.items()}
 
-    def _put_back(self, server_round: int, state: FPFCState) -> None:
+    def _put_back(self, server_round: int) -> None:
         """Let the state be what `_keep` kept; clients that have come since stay as they are."""
-        ids, kept = state.clients.ids, [int(client) for client in self._kept["ids"]]
-        self.reset_round = server_round
+        state = self.state
+        ids, kept = state.clients.ids, self._kept["ids"].tolist()
+        self.found.reset_round = server_round
         state.averaged_arrays = {n: a.copy() for n, a in under("shared/", self._kept).items()}
         rows = {client: place for place, client in enumerate(kept) if client in set(ids)}
-        if not rows:  # nobody of then is there
+        if not rows:  # all of them have left
             return
         saved = under("pairs/", self._kept)
         pairs = PairwiseStore(saved["omega"], self.penalty, state.pairs.rho)
@@ -348,39 +344,32 @@ class PathProgress(PenaltySource):
             if name != LABELS:
                 state.clients.column(name)[here] = column[list(rows.values())]
 
-    def _start_anew(self, server_round: int, state: FPFCState) -> None:
+    def _start_anew(self, server_round: int) -> None:
         """Let the state be that of a run's start."""
-        self.reset_round = self.offset = server_round
-        state.averaged_arrays = {n: a.copy() for n, a in under("shared/", self._first).items()}
-        omega = np.tile(self._first["omega"], (len(state.clients), 1))
+        state, block = self.state, self.fpfc.block
+        self.found.reset_round = self.found.offset = server_round
+        state.averaged_arrays = {n: a.copy() for n, a in block.rest(self._first).items()}
+        omega = np.tile(block.vector(self._first), (len(state.clients), 1))
         state.pairs = PairwiseStore(omega, self.penalty, state.pairs.rho)
-        row = self._buffers.column(state.averaged_arrays)
+        row = self.fpfc.buffers.column(self._first)
         for name, column in state.clients.state_arrays().items():
             if name != LABELS:
                 column[:] = row.get(name, 0.0)
-
-    def insert(self, rows: Mapping[int, Row]) -> None:
-        """Compare the metric of no round with the one before: it is a mean over other clients."""
-        self._value = np.nan
-
-    def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
-        """Compare no two rounds, likewise."""
-        self._value = np.nan
 
     # ------------------------------------------------------------------------------------------
     # Results and saving
     # ------------------------------------------------------------------------------------------
 
-    def report(self, clients: ClientTable) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Return the `PathTaken` so far."""
-        labels = clients.column(LABELS).copy()
+        labels, found = self.state.clients.column(LABELS).copy(), self.found
         return {
             "path": PathTaken(
                 np.array(self.path.lams, dtype=np.float64),
-                self.path.lams[self.stage],
-                None if self.chosen < 0 else self.chosen,
-                self._values.copy(),
-                self._ends.copy(),
+                self.path.lams[found.stage],
+                None if found.chosen < 0 else found.chosen,
+                found.values.copy(),
+                found.last_rounds.copy(),
                 labels,
                 np.array([len(np.unique(column[column >= 0])) for column in labels.T]),
             )
@@ -389,37 +378,22 @@ class PathProgress(PenaltySource):
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the variables as plain arrays."""
         return {
-            **super().state_arrays(),
             "lams": np.array(self.path.lams, dtype=np.float64),
-            "progress": np.array([getattr(self, name) for name in _PROGRESS]),
-            "value": np.array([self._value]),
-            "values": self._values,
-            "last_rounds": self._ends,
+            **self.found.arrays(),
             **prefixed("first/", self._first),
             **prefixed("kept/", self._kept),
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned.
-
-        Raises
-        ------
-        ValueError
-            If an array is missing, or it is of another grid.
-        """
-        own = {name: array for name, array in self.state_arrays().items() if "/" not in name}
-        if not np.array_equal(arrays.get("lams", own["lams"]), own["lams"]):
+        """Put back what `state_arrays` returned."""
+        self._first, self._kept = {}, {}
+        super().load_state_arrays({n: a for n, a in arrays.items() if "/" not in n})
+        if not np.array_equal(arrays["lams"], self.path.lams):
             raise ValueError(
                 f"The saved run goes along lams = {arrays['lams'].tolist()}, this one along "
                 f"{list(self.path.lams)}. Continue with the former."
             )
-        super().load_state_arrays(arrays)
-        check_saved(arrays, spec_of({n: own[n] for n in own if n not in ("given", "replacement")}))
-        for name, number in zip(_PROGRESS, arrays["progress"].tolist(), strict=True):
-            setattr(self, name, number)
-        self._value = float(arrays["value"][0])
-        self._values = np.array(arrays["values"])
-        self._ends = np.array(arrays["last_rounds"])
+        self.found.load(arrays)
         self._first, self._kept = (
             {name: np.array(array) for name, array in under(part, arrays).items()}
             for part in ("first/", "kept/")

@@ -9,39 +9,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from logging import INFO
-from typing import Any, ClassVar
 
 import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
 from ...maths.candidates import Candidates
-from ...maths.clienttable import ClientTable
 from ...maths.grouping import numbered
 from ...maths.pairs import PairwiseStore
 from ...maths.recheck import HALF, HELD_OUT, JOIN, STAY, Recheck
-from .source import FPFCState, Replies, RoundStart
-from .stages import (
-    FUSION_ROUNDS,
-    PROBE_FACTOR,
-    Everybody,
-    Next,
-    Search,
-    counted_examples,
-    loss_errors,
-    reported,
-)
-from .together import Together
-from .types import HELD_OUT_LOSS, TRAINING_LOSS
-
-RECHECKS = 3  # at most
-RECHECK_AFTER = 10  # rounds of training together
-
-
-def is_due(search: Search, server_round: int) -> bool:
-    """Return whether the groups are to be looked at again; only once where there are no rounds."""
-    again = search.in_rounds and server_round - search.rechecked >= RECHECK_AFTER
-    return search.rechecks == 0 or (search.rechecks < RECHECKS and again)
+from .messages import HELD_OUT_LOSS, TRAINING_LOSS, RecheckInstruction
+from .search import FUSION_ROUNDS, PROBE_FACTOR, Everybody, Next, loss_errors, reported
+from .source import Replies, Round, Vector
+from .together import RECHECKS
 
 
 class Reprobe(Everybody):
@@ -50,87 +30,104 @@ class Reprobe(Everybody):
     epochs_factor = PROBE_FACTOR
     is_search = False
 
-    def begin_round(self, search: Search, start: RoundStart) -> Next:
-        """Take the present groups; nothing is done where they are about to be fused, or none is."""
-        ids = [c for c in start.members.ids if c in search.groups and c in search.probes]
-        if not ids or (search.rechecks and start.rounds_left <= FUSION_ROUNDS):
-            _end(search)
-            return Together
-        labels = numbered([search.groups[client] for client in ids])
-        omega = start.state.pairs.omega[[start.members.row(client) for client in ids]]
-        search.candidates = Candidates(ids, [labels], omega)
+    def begin_round(self, now: Round) -> Next:
+        """Take the present groups; skip the re-check without any, or where fusion is near."""
+        found, members = self.found, self.fpfc.membership
+        ids = [c for c in members.ids if c in found.groups and c in found.probes]
+        if not ids or (found.rechecks and now.rounds_left <= FUSION_ROUNDS):
+            self.end()
+            return "Together"
+        labels = numbered([found.groups[client] for client in ids])
+        omega = self.fpfc.state.pairs.omega[[members.row(client) for client in ids]]
+        self.search.candidates = Candidates(ids, [labels], omega)
         return None
 
-    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+    def take(self, server_round: int, replies: Replies) -> Next:
         """Keep where clients came to; the others have no say."""
-        search.local = {client: self.uploads(search, reply)[0] for client, reply in replies.items()}
-        search.comparison = None
-        return Judge
+        self.found.local = {client: self.uploads(reply)[0] for client, reply in replies.items()}
+        self.search.comparison = None
+        return "Judge"
+
+    def end(self) -> None:
+        """Let this be the last re-check; what it went by is not needed any more."""
+        self.found.rechecks, self.found.probes = RECHECKS, {}
 
 
-class Judge(Everybody):
+class Judge(Reprobe):
     """Every client compares models of which it made none, and the groups are set anew."""
 
+    kind = RecheckInstruction
     epochs_factor = 0
-    is_search = False
-    settings: ClassVar = {"in_full": True}
 
-    def begin_round(self, search: Search, start: RoundStart) -> Next:
-        """Go on with the groups as they are where nobody has anything to compare."""
-        if self.asked(search, start):
+    def begin_round(self, now: Round) -> Next:
+        """Go on with the groups as they are where no client has anything to compare."""
+        if self.asked(now.connected):
             return None
-        _end(search)
-        return Together
+        self.end()
+        return "Together"
 
-    def asked(self, search: Search, start: RoundStart) -> list[int]:
+    def asked(self, connected: Sequence[int]) -> list[int]:
         """Return the clients that have something to compare."""
-        ballot = _comparison(search, start.state.clients).ballot
-        return [client for client in start.connected if client in search.local and ballot(client)]
+        ballot = self._comparison().ballot
+        return [client for client in connected if client in self.found.local and ballot(client)]
 
-    def models(self, search: Search, start: RoundStart, client: int) -> list[NDArray[Any]]:
+    def models(self, client: int) -> list[Vector]:
         """Return what a client compares."""
-        ballot = _comparison(search, start.state.clients).ballot(client)
-        return [model.astype(search.block.dtype) for _, model in ballot]
+        dtype = self.fpfc.block.dtype
+        return [model.astype(dtype) for _, model in self._comparison().ballot(client)]
 
-    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+    def take(self, server_round: int, replies: Replies) -> Next:
         """Set groups by those who replied; a new one sets out from the mean of its probes."""
-        recheck = _comparison(search, state.clients)
-        answers, now = _answers(recheck, list(search.local), replies)
+        recheck, found = self._comparison(), self.found
+        answers, now = _answers(recheck, list(found.local), replies)
         # Every look at the same samples is another chance to be wrong.
-        answers[1] *= np.sqrt(1 + search.rechecks)
+        answers[1] *= np.sqrt(1 + found.rechecks)
         new = recheck.decide(answers, now)
-        search.rechecks, search.rechecked = search.rechecks + 1, server_round
+        found.rechecks, found.rechecked = found.rechecks + 1, server_round
         if np.array_equal(new, recheck.labels):
-            _end(search)
+            self.end()
         else:
-            _regroup(search, state, recheck.labels, new)
-            log(
-                INFO,
-                "round %s: the groups were looked at again, and are %s now",
-                server_round,
-                len(set(search.groups.values())),
-            )
-        search.local, search.comparison = {}, None
-        return Together
+            self._regroup(recheck.labels, new)
+            count = len(set(found.groups.values()))
+            log(INFO, "round %s: groups after the re-check: %s", server_round, count)
+        found.local, self.search.comparison = {}, None
+        return "Together"
 
+    def _comparison(self) -> Recheck:
+        """Return what clients compare, which is made once for all of them."""
+        search, local = self.search, self.found.local
+        if search.comparison is None:
+            present = [search.candidates.labels[client][0] for client in local]
+            known, labels = np.unique(present, return_inverse=True)
+            models = search.candidates.models[0][known]
+            examples = dict(zip(self.fpfc.state.clients.ids, search.examples(), strict=True))
+            counts = np.array([examples[client] for client in local])
+            found = self.found
+            search.comparison = Recheck(labels, models, local, found.center, found.probes, counts)
+        return search.comparison
 
-def _end(search: Search) -> None:
-    """Let this be the last re-check; what it went by is not needed any more."""
-    search.rechecks, search.probes = RECHECKS, {}
-
-
-def _comparison(search: Search, clients: ClientTable) -> Recheck:
-    """Return what clients compare, which is made once for all of them."""
-    if search.comparison is None:
-        present = [search.candidates.labels[client][0] for client in search.local]
-        known, labels = np.unique(present, return_inverse=True)
-        models = search.candidates.models[0][known]
-        examples = dict(zip(clients.ids, counted_examples(clients), strict=True))
-        counts = np.array([examples[client] for client in search.local])
-        search.comparison = Recheck(
-            labels, models, search.local, search.center, search.probes, counts
-        )
-    return search.comparison
+    def _regroup(self, before: NDArray[np.int64], new: NDArray[np.int64]) -> None:
+        """Set groups and omega_i; a client that had no say goes where most of its group go."""
+        state, groups, local = self.fpfc.state, self.found.groups, self.found.local
+        omega = state.pairs.omega.copy()
+        rows = {client: row for row, client in enumerate(state.clients.ids)}
+        names = {label: groups[c] for c, label in zip(local, before.tolist(), strict=True)}
+        models = {groups[client]: state.pairs.omega[rows[client]] for client in local}
+        first = max(groups.values()) + 1
+        for label in set(new.tolist()) - names.keys():
+            members = [local[c] for c, to in zip(local, new, strict=True) if to == label]
+            names[label] = first + label
+            models[first + label] = np.mean(members, axis=0)
+        moved = {client: names[label] for client, label in zip(local, new.tolist(), strict=True)}
+        follow: dict[int, Counter[int]] = defaultdict(Counter)
+        for client, group in moved.items():
+            follow[groups[client]][group] += 1
+        for client, group in groups.items():
+            if group in follow:
+                to = moved.get(client, follow[group].most_common(1)[0][0])
+                if to != group:
+                    omega[rows[client]], groups[client] = models[to], to
+        state.pairs = PairwiseStore(omega, self.search.penalty, state.pairs.rho)
 
 
 def _answers(
@@ -149,35 +146,14 @@ def _answers(
         }
         now[row] = said[TRAINING_LOSS][0][0]
         for k, (choice, _) in enumerate(ballot):
-            base = k if choice == STAY else base
+            if choice == STAY:
+                base = k
+                continue
             own_is_among = recheck.is_lone[row] if choice == HALF else recheck.is_alone[row]
             which = {choice: HELD_OUT_LOSS if own_is_among else TRAINING_LOSS}
-            which |= {HELD_OUT: HELD_OUT_LOSS} if choice == HALF else {}
-            for column, name in which.items() if choice != STAY else ():
+            if choice == HALF:
+                which[HELD_OUT] = HELD_OUT_LOSS
+            for column, name in which.items():
                 losses, errors = said[name]
                 answers[:, row, column] = losses[base] - losses[k], errors[base, k]
     return answers, now
-
-
-def _regroup(search: Search, state: FPFCState, before: NDArray[Any], new: NDArray[Any]) -> None:
-    """Set groups and omega_i; who had no say goes where most of its group go."""
-    ids, old_omega = list(search.local), state.pairs.omega
-    rows = {client: row for row, client in enumerate(state.clients.ids)}
-    names = {label: search.groups[c] for c, label in zip(ids, before.tolist(), strict=True)}
-    models = {search.groups[client]: old_omega[rows[client]] for client in ids}
-    first = max(search.groups.values()) + 1
-    for label in set(new.tolist()) - names.keys():
-        members = [search.local[c] for c, to in zip(ids, new, strict=True) if to == label]
-        names[label] = first + label
-        models[first + label] = np.mean(members, axis=0)
-    moved = {client: names[label] for client, label in zip(ids, new.tolist(), strict=True)}
-    follow: dict[int, Counter[int]] = defaultdict(Counter)
-    for client, group in moved.items():
-        follow[search.groups[client]][group] += 1
-    omega = old_omega.copy()
-    for client, group in search.groups.items():
-        if group in follow:
-            to = moved.get(client, follow[group].most_common(1)[0][0])
-            if to != group:
-                omega[rows[client]], search.groups[client] = models[to], to
-    state.pairs = PairwiseStore(omega, state.source.penalty, state.pairs.rho)

@@ -1,42 +1,49 @@
 """How `FPFC` without a lambda finds its groups, and with them lambda.
 
-Not in FPFC's paper. A run goes through stages, each a few rounds: consensus, probe, refit and score
-are the search; then groups are looked at again, train one model each, and are fused by FPFC's own
-rounds. What each stage does is in `finding`, `recheck` and `together`; docs/methods/fpfc.md,
-"Without a lambda", has the reasons and the evidence.
+Not in FPFC's paper. A run goes through stages, each a few rounds: FedAvg, one probe, a choice among
+clusterings of the probes, a re-check; FedAvg in every group; FPFC's own rounds with the lambda that
+was found. The stages are in `finding`, `recheck` and `together`; docs/methods/fpfc.md, "Without a
+lambda", has the reasons and the evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.blocks import Spec
-from ...maths.clienttable import ClientTable
-from ...maths.grouping import numbered
+from ...maths.blocks import Arrays, Spec, prefixed, under
+from ...maths.candidates import Candidates
+from ...maths.clustering import cluster_models
+from ...maths.grouping import Labels, holding_lambda, numbered, smallest_distance, winsorised
 from ...maths.penalties import Penalty
-from .finding import Consensus, Probe, Refit, Score
-from .recheck import Judge, Reprobe, is_due
+from ...maths.recheck import Recheck
+from ...runtime.messages.records import Reply
+from .messages import ERROR, TrialInstruction
 from .source import (
     NO_FUSION,
-    FPFCState,
-    Matrix,
+    FusionStrategy,
+    Messages,
     PenaltySource,
     Replies,
-    RoundStart,
-    Rows,
-    Task,
+    Round,
+    Variables,
+    Vector,
     scad,
 )
-from .stages import REFIT_ROUNDS, Everybody, Search, Stage, counted_examples
-from .together import Fusion, Together
 
-STAGES: tuple[type[Stage], ...] = (Consensus, Probe, Refit, Score, Reprobe, Judge, Together, Fusion)
-"""In the order in which a run first comes to them; groups that train are looked at again."""
+STAGES = ("OneModel", "Probe", "Refit", "Choice", "Reprobe", "Judge", "Together", "Fusion")
+"""In the order in which a run first comes to them; groups that train are probed again."""
+
+# docs/methods/fpfc-notes.md has the evidence for these, and those beside the stages.
+PROBE_FACTOR = 5
+REFIT_ROUNDS = 5
+FUSION_ROUNDS = 30  # at the end of a run
+MARGIN = 0.6  # of the distance of two groups: as with rho = 0.8 and more
 
 
 @dataclass(frozen=True)
@@ -80,61 +87,129 @@ class FoundGroups:
     lam_inside: float
 
 
+@dataclass
+class SearchState(Variables):
+    """The variables of a search; what one stage leaves to the next is here.
+
+    Attributes
+    ----------
+    stage : int
+        The place of the present stage in `STAGES`.
+    rounds : int
+        Rounds in this stage: with a usable reply, or, of the probes, begun.
+    last_round : int
+        The last round of the search, once it is over.
+    refits, rechecks, rechecked : int
+        How often the groupings' models were trained; how often groups were looked at again, and the
+        round of the last time.
+    fused_from, fused_until : int
+        The round before the first of FPFC's own; the last one, where they were given up.
+    chosen : int
+        The grouping that was chosen.
+    lam, lam_inside : float
+        lambda between groups, and of the pairs inside a group, large enough to hold it.
+    smallest_distance, lam_needed : float
+        See `FoundGroups`.
+    center : ndarray of shape (d,)
+        The mean that all clients set out from; empty before.
+    table : ndarray of shape (3, K)
+        Of every grouping: number of groups, mean loss, the vote against it.
+    moved : set of int
+        Clients whose omega_i has moved with their group since they uploaded it.
+    probes : dict of int to ndarray of shape (d,)
+        Where clients came to from the center; kept until the last re-check of the groups.
+    local : dict of int to ndarray of shape (d,)
+        Where they came to from their group's model, in a re-check.
+    optimism : dict of int to float
+        What clients without held-out data said of their training losses.
+    norms : dict of int to float
+        The gradient norms that clients reported at the models of the groups that were chosen.
+    groups : dict of int to int
+        The settled group of every client that has one: what the search chose, and what became of it
+        since. Members of a group that is trained together have equal omega_i.
+    losses : dict of int to ndarray of shape (2,)
+        The training losses that a client reported first and last in FPFC's own rounds.
+    """
+
+    stage: int = 0
+    rounds: int = 0
+    last_round: int = 0
+    refits: int = 0
+    rechecks: int = 0
+    rechecked: int = 0
+    fused_from: int = 0
+    fused_until: int = 0
+    chosen: int = 0
+    lam: float = 0.0
+    lam_inside: float = 0.0
+    smallest_distance: float = 0.0
+    lam_needed: float = 0.0
+    center: Vector = field(default_factory=lambda: np.zeros(0))
+    table: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 0)))
+    moved: set[int] = field(default_factory=set)
+    probes: dict[int, Vector] = field(default_factory=dict)
+    local: dict[int, Vector] = field(default_factory=dict)
+    optimism: dict[int, float] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)
+    groups: dict[int, int] = field(default_factory=dict)
+    losses: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+
+
 class GroupSearch(PenaltySource):
     """The source of the penalty of a run with ``penalty="auto"``.
 
     Parameters
     ----------
-    nu : float or None
-        As in `FPFC`; by default half of what was between the two nearest groups.
-    found : Search
-        The variables, before the first round.
-    on_new_stage : callable
-        Called when a stage begins.
+    fpfc : FusionStrategy
 
     Attributes
     ----------
-    stage : Stage
-        The present one of `STAGES`.
-    found : Search
+    found : SearchState
         What the stages so far have found.
+    candidates : Candidates
+        The groupings that are tried, with their groups' models.
+    comparison : Recheck or None
+        What a re-check compares, made of the rest.
     """
 
-    def __init__(self, nu: float | None, found: Search, on_new_stage: Callable[[], None]) -> None:
-        super().__init__("auto", nu)
-        self._on_new_stage = on_new_stage
-        self.stage: Stage = Consensus()
-        self.found = found
+    def __init__(self, fpfc: FusionStrategy) -> None:
+        super().__init__(fpfc)
+        self.found = SearchState()
+        self.candidates = Candidates()
+        self.comparison: Recheck | None = None
         # Probe and score take a round each where no reply is lost.
-        self.least_rounds = found.consensus_rounds + REFIT_ROUNDS + 2
+        self.least_rounds = fpfc.consensus_rounds + REFIT_ROUNDS + 2
 
-    def _enter(self, kind: type[Stage]) -> None:
-        self.stage, self.found.rounds = kind(), 0
-        self._on_new_stage()
+    @property
+    def stage(self) -> Stage:
+        """The present stage."""
+        return Stage.kinds[STAGES[self.found.stage]](self)
+
+    def _enter(self, name: str) -> None:
+        self.found.stage, self.found.rounds = STAGES.index(name), 0
+        self.fpfc.run.bound.begin_anew()  # clients are asked for something else
 
     # ------------------------------------------------------------------------------------------
     # The penalty and the clusters
     # ------------------------------------------------------------------------------------------
 
     @property
-    def found_penalty(self) -> Penalty:
+    def penalty(self) -> Penalty:
         """The paper's penalty; lambda is 0 until the groups are found."""
         return scad(self.found.lam)
 
     @property
     def lam_inside(self) -> float:
-        """That of the pairs inside a group, unless the user has set a penalty."""
-        return self.found.lam_inside if self.replacement is None else super().lam_inside
+        """That of the pairs inside a group."""
+        return self.found.lam_inside
 
     @property
     def nu(self) -> float:
         """The threshold of the clusters: a lambda/2, 0 until the groups are found."""
-        if self._nu is not None or self.replacement is not None:
-            return super().nu
-        return self.found.lam * NO_FUSION.a / 2
+        return self.found.lam * NO_FUSION.a / 2 if self.fpfc.nu is None else self.fpfc.nu
 
     @property
-    def is_searching(self) -> bool:
+    def is_searching(self) -> bool:  # type: ignore[override]
         """Whether the groups are not found yet."""
         return self.stage.is_search
 
@@ -155,102 +230,268 @@ class GroupSearch(PenaltySource):
     @property
     def outside(self) -> set[int]:  # type: ignore[override]
         """Clients that took no part in the search and have not trained since."""
-        return self.found.unplaced
+        return (
+            set() if self.is_searching else set(self.state.clients.ids) - self.found.groups.keys()
+        )
 
-    def labels(self, state: FPFCState, nu: float | None = None) -> NDArray[np.int64]:
+    def labels(self, nu: float | None = None) -> NDArray[np.int64]:
         """Return the groups, one for all until they are found; by a nu of the user's, clusters."""
-        ids = state.clients.ids
+        ids = self.state.clients.ids
         if self.is_searching:
             return np.zeros(len(ids), dtype=np.int64)
-        if nu is None and self._nu is None and self.replacement is None:
+        if nu is None and self.fpfc.nu is None:
             return np.array(numbered([self.found.groups.get(c, -1 - c) for c in ids]))
         alone = [row for row, client in enumerate(ids) if client in self.outside]
-        return state.pairs.clusters(self.nu if nu is None else nu, alone)
+        return self.state.pairs.clusters(self.nu if nu is None else nu, alone)
 
-    def examples(self, clients: ClientTable) -> NDArray[np.float64]:
-        """See `PenaltySource`; what the clients say is winsorised."""
-        return counted_examples(clients)
+    def examples(self) -> NDArray[np.float64]:
+        """Return n_i, the largest winsorised, since the clients report them; 0 if unknown."""
+        examples = super().examples().astype(np.float64)
+        known = np.where(examples > 0, examples, np.nan)
+        return np.fmin(examples, winsorised(known))
 
-    def report(self, clients: ClientTable) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Return the `FoundGroups`, once there are any."""
         if self.is_searching:
             return {}
-        found = self.found
-        groups = {c: found.groups[c] for c in found.candidates.labels}
+        found, clients = self.found, list(self.candidates.labels)
         counts, losses, against = found.table
         return {
             "search": FoundGroups(
-                found.last_round,
-                dict(zip(groups, numbered(list(groups.values())), strict=True)),
-                *(counts.astype(np.int64), losses, against),
-                found.chosen,
-                found.smallest_distance,
-                found.lam_needed,
-                found.fused_from,
-                found.fused_until,
-                found.lam_inside,
+                last_round=found.last_round,
+                labels=dict(
+                    zip(clients, numbered([found.groups[c] for c in clients]), strict=True)
+                ),
+                num_groups=counts.astype(np.int64),
+                losses=losses,
+                against=against,
+                chosen=found.chosen,
+                smallest_distance=found.smallest_distance,
+                lam_needed=found.lam_needed,
+                fused_from=found.fused_from,
+                fused_until=found.fused_until,
+                lam_inside=found.lam_inside,
             )
         }
+
+    # ------------------------------------------------------------------------------------------
+    # What the stages share
+    # ------------------------------------------------------------------------------------------
+
+    def groups_of(self, client_ids: Sequence[int]) -> NDArray[np.int64]:
+        """Return the groups of clients; -1 for one that has none yet."""
+        return np.array([self.found.groups.get(client, -1) for client in client_ids], np.int64)
+
+    def weights(self) -> NDArray[np.float64]:
+        """Return how much every client counts in its group: n_i over the group's mean."""
+        examples, groups = self.examples(), self.groups_of(self.state.clients.ids)
+        weights = np.ones(len(groups))
+        for group in np.unique(groups[(groups >= 0) & (examples > 0)]):
+            rows = (groups == group) & (examples > 0)
+            weights[rows] = examples[rows] / examples[rows].mean()
+        return weights
+
+    def group_models(
+        self, weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.intp], Labels, NDArray[Any]]:
+        """Return the rows of clients that have a group, their groups, and the groups' models."""
+        groups = self.groups_of(self.state.clients.ids)
+        rows = np.flatnonzero(groups >= 0)
+        labels = numbered(groups[rows])
+        return rows, labels, cluster_models(self.state.pairs.omega[rows], weights[rows], labels)
+
+    def renew_lambda(self) -> None:
+        """Set lambda by the models of the present groups, and what it takes to hold them.
+
+        By the gradients that the clients reported with their scores, which fall as models get
+        better.
+        """
+        found, weights = self.found, self.weights()
+        rows, labels, models = self.group_models(weights)
+        norms = np.array([found.norms.get(client, np.nan) for client in self.state.clients.ids])
+        needed = holding_lambda(labels, (weights * norms)[rows])
+        found.lam = lambda_between(smallest_distance(models), needed, self.state.pairs.rho)
+        found.lam_inside = max(2 * needed, found.lam)
 
     # ------------------------------------------------------------------------------------------
     # A round
     # ------------------------------------------------------------------------------------------
 
-    def tasks(self, start: RoundStart) -> dict[int, Task]:
+    def messages(self, now: Round) -> Messages:
         """Return what the present stage asks; a stage may be over before its round begins."""
-        while following := self.stage.begin_round(self.found, start):
+        while following := self.stage.begin_round(now):
             self._enter(following)
-        return self.stage.tasks(self.found, start)
+        return self.stage.messages(now)
 
     def holds_omega(self, client: int, last_accepted: int) -> bool:
-        """Return whether it uploaded its omega_i: in the consensus, or in FPFC's own rounds."""
-        fused = isinstance(self.stage, Fusion) and last_accepted > self.found.fused_from
+        """Return whether a client uploaded its omega_i: in FedAvg for all, or in FPFC's rounds."""
+        fused = self.stage.is_fusion and last_accepted > self.found.fused_from
         return self.is_searching or (fused and client not in self.found.moved)
 
     def upload_spec(self) -> Spec | None:
         """Return what an upload of the present stage holds."""
-        return self.stage.upload_spec(self.found)
+        return self.stage.upload_spec()
 
-    def take_models(self, state: FPFCState, rows: Rows, omega: Matrix) -> None:
+    def take_models(self, rows: list[int], omega: Vector) -> None:
         """Let the present stage take in the new omega_i of a round."""
-        self.stage.take_models(self.found, state, rows, omega)
+        self.stage.take_models(rows, omega)
 
-    def after_round(self, server_round: int, state: FPFCState, replies: Replies) -> None:
+    def after_round(self, server_round: int, replies: Replies) -> None:
         """Let the present stage take in the replies; go on to the next one if it is over."""
-        if following := self.stage.take(self.found, server_round, state, replies):
+        if following := self.stage.take(server_round, replies):
             self._enter(following)
-        if isinstance(self.stage, Together) and is_due(self.found, server_round):
-            self._enter(Reprobe)
-
-    # ------------------------------------------------------------------------------------------
-    # Clients that come and go; saving
-    # ------------------------------------------------------------------------------------------
 
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
-        """Forget clients."""
+        """Forget clients; a group that loses its last one is out of every count."""
+        self.comparison = None
         for client in clients:
+            self.candidates.labels.pop(client, None)
             self.found.remove(client)
-
-    def is_finite(self) -> bool:
-        """Return whether all models are finite."""
-        found, tried = self.found, self.found.candidates
-        by_client = (found.probes, found.local)
-        parts = [found.center, *tried.models, *(v for by in by_client for v in by.values())]
-        return all(bool(np.isfinite(part).all()) for part in parts)
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the variables as plain arrays."""
-        stage = np.array(STAGES.index(type(self.stage)))
-        return {**super().state_arrays(), "stage": stage, **self.found.state_arrays()}
+        labels = self.candidates.labels
+        return {
+            **self.found.arrays(),
+            "candidates/ids": np.array(list(labels), np.uint64),
+            "candidates/labels": np.array(list(labels.values()), np.int64),
+            **{f"models/{k}": models for k, models in enumerate(self.candidates.models)},
+        }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned.
+        """Put back what `state_arrays` returned."""
+        self.candidates = Candidates()
+        super().load_state_arrays({n: a for n, a in arrays.items() if not n.startswith("models/")})
+        self.found.load(arrays)
+        ids, labels = arrays["candidates/ids"].tolist(), np.array(arrays["candidates/labels"])
+        self.candidates.labels = dict(zip(ids, labels, strict=True))
+        models = under("models/", arrays)
+        self.candidates.models = [np.array(models[str(k)]) for k in range(len(models))]
 
-        Raises
-        ------
-        ValueError
-            If an array is missing, or they do not fit together.
-        """
-        self.found = self.found.loaded(arrays)
-        super().load_state_arrays(arrays)
-        self.stage = STAGES[int(arrays["stage"])]()
+
+Next: TypeAlias = str | None
+"""The name of the stage that follows; None: the present one goes on."""
+
+
+class Stage:
+    """A stage of a run without a lambda, and the interface of all. It keeps nothing itself.
+
+    Parameters
+    ----------
+    search : GroupSearch
+    """
+
+    kinds: ClassVar[dict[str, type[Stage]]] = {}
+    """The stages by name."""
+    is_search: ClassVar[bool] = True
+    """Whether the groups are not settled yet."""
+    is_fusion: ClassVar[bool] = False
+    """Whether the rounds are FPFC's own."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Stage.kinds[cls.__name__] = cls
+
+    def __init__(self, search: GroupSearch) -> None:
+        self.search, self.found = search, search.found
+        self.fpfc = search.fpfc
+
+    def begin_round(self, now: Round) -> Next:
+        """Return the stage that a round begins with, if it is another one."""
+        return None
+
+    def messages(self, now: Round) -> Messages:
+        """Return what clients are asked."""
+        raise NotImplementedError
+
+    def upload_spec(self) -> Spec | None:
+        """Return what an upload holds; None: the client's model."""
+        return None
+
+    def take_models(self, rows: list[int], omega: Vector) -> None:
+        """Take in the new omega_i of a round."""
+        PenaltySource.take_models(self.search, rows, omega)
+
+    def take(self, server_round: int, replies: Replies) -> Next:
+        """Take in the replies of a round; return the next stage if this one is over."""
+        raise NotImplementedError
+
+
+class Everybody(Stage):
+    """A stage that sends models to all connected clients, whoever was sampled."""
+
+    kind: ClassVar[type[TrialInstruction]] = TrialInstruction
+    epochs_factor: ClassVar[int] = 1
+    """Local epochs of the stage, in those that are usual; with 0 clients only measure."""
+    fields: ClassVar[Mapping[str, Any]] = {}
+    """Further fields of the messages."""
+
+    def asked(self, connected: Sequence[int]) -> list[int]:
+        """Return which clients are asked: by default those that have a place in the groupings."""
+        return [client for client in connected if client in self.search.candidates.labels]
+
+    def models(self, client: int) -> list[Vector]:
+        """Return what a client is sent: by default its group's model under every grouping."""
+        return self.search.candidates.models_of(client)
+
+    def num_uploads(self) -> int:
+        """Return how many models a client uploads."""
+        return len(self.search.candidates) if self.epochs_factor else 0
+
+    def messages(self, now: Round) -> Messages:
+        """Ask clients to train or measure their models, without a pull."""
+        clients = self.asked(now.connected)
+        held_out, messages = self.fpfc.hold_out(clients), {}
+        for client in clients:
+            models = self.models(client)
+            more: Arrays = {}  # the first one is in the anchor
+            for k, model in enumerate(models[1:], start=1):
+                more |= prefixed(f"{k}/", self.fpfc.block.arrays(model))
+            messages[client] = now.message(
+                self.kind,
+                client,
+                models[0],
+                self.epochs_factor,
+                more=more or None,
+                num_models=len(models),
+                **held_out[client],
+                **self.fields,
+            )
+        return messages
+
+    def upload_spec(self) -> Spec:
+        """Return the names, shapes and dtypes of the block of every model that is trained."""
+        return {
+            f"{k}/{name}": spec
+            for k in range(self.num_uploads())
+            for name, spec in self.fpfc.block.spec.items()
+        }
+
+    def uploads(self, reply: Reply) -> list[Vector]:
+        """Return the models of an upload."""
+        blocks = [under(f"{k}/", reply.arrays) for k in range(self.num_uploads())]
+        return [self.fpfc.block.vector(block) for block in blocks]
+
+
+def lambda_between(b: float, needed: float, rho: float) -> float:
+    """Return lambda for groups whose models are b or more apart.
+
+    b/a: SCAD is flat beyond a lambda, so that no two groups pull on each other. With a small rho
+    less: (6) pulls at full strength up to lambda + lambda/rho, which is to be well below b. With
+    one group (b is NaN) twice what holding it takes.
+    """
+    return min(b / NO_FUSION.a, MARGIN * b / (1 + 1 / rho)) if np.isfinite(b) else 2 * needed
+
+
+def reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
+    """Return what a client says of every model; NaN where it says nothing, or nothing finite."""
+    values = np.array([reply.metrics.get(f"{name}-{k}", np.nan) for k in range(count)])
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def loss_errors(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
+    """Return the standard errors of a client's differences of loss; NaN where it says nothing."""
+    errors = np.zeros((count, count))
+    for j, k in combinations(range(count), 2):
+        errors[j, k] = errors[k, j] = reply.metrics.get(f"{name}-{ERROR}-{j}-{k}", np.nan)
+    return errors

@@ -7,94 +7,32 @@ are asked, which upload is expected, what happens after a round, the penalty, nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...maths.blocks import Arrays, Spec, any_length, check_saved, spec_of
+from ...maths.blocks import Arrays, Block, Pattern, Spec
+from ...maths.checks import Count, Positive, Share
 from ...maths.clienttable import ByClient, ClientTable, Row
 from ...maths.pairs import PairwiseStore
-from ...maths.penalties import Penalty, SmoothedSCAD, penalty_from_text, penalty_to_text
-from ...runtime.common.settings import as_text
-from ...runtime.members.membership import Membership
-from ...runtime.messages.records import ClientInstruction, Reply
+from ...maths.penalties import Penalty, SmoothedSCAD
+from ...maths.schedules import EpochSchedule, StepSize, epochs_in, rate_in
+from ...runtime.messages.records import Reply
+from ...runtime.sampled import SampledStrategy
+from ..shared.base import OwnBuffers
+from .messages import AnyMessage, FPFCInstruction, PathQuestion
 
 Replies = Mapping[int, Reply]
-Rows = list[int]
-Matrix = NDArray[Any]
+Messages = Mapping[int, AnyMessage]
+Vector = NDArray[Any]
 
 DEFAULT_NU = 0.1
 """nu with a penalty of the user's: between xi and 0.5, which the paper calls satisfactory."""
 
-
 NO_FUSION = SmoothedSCAD(0.0)
-
-
-@dataclass
-class Task:
-    """What one client is asked for in a round: what differs between the sources of a penalty.
-
-    Attributes
-    ----------
-    anchor : ndarray of shape (d,)
-        The point that (5) pulls towards, or the first model to train or to measure.
-    start : ndarray of shape (d,) or None
-        Where the client starts, unless it surely holds that; None: at the anchor.
-    rho : float
-        The pull towards the anchor.
-    epochs_factor : int
-        How many times its usual local epochs it trains; 0: it only measures.
-    settings : dict
-        Further fields of its `FPFCInstruction`.
-    """
-
-    anchor: NDArray[Any]
-    start: NDArray[Any] | None
-    rho: float
-    epochs_factor: int = 1
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-class HoldOut(NamedTuple):
-    """Which of their samples clients hold out: a share, by seeds that stay the same."""
-
-    share: float
-    seeds: Callable[[Sequence[int]], Mapping[int, int]]
-
-    def settings(self, clients: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Return by client the fields of an `FPFCInstruction` that say so."""
-        seeds = self.seeds(clients)
-        return {c: {"held_out": self.share, "held_out_seed": seeds[c]} for c in clients}
-
-
-class RoundStart(NamedTuple):
-    """What a source knows before a round of training.
-
-    Attributes
-    ----------
-    sampled, connected : sequence of int
-        The clients that were drawn; the clients of the run that are there.
-    members : Membership
-    state : FPFCState
-    lr : float
-        alpha of the round.
-    round : int
-        The round that begins.
-    rounds_left : float
-        How many there are with this one; infinity where nobody knows, 0 where replies are taken in
-        as they come.
-    """
-
-    sampled: Sequence[int]
-    connected: Sequence[int]
-    members: Membership
-    state: FPFCState
-    lr: float
-    round: int
-    rounds_left: float
 
 
 @dataclass
@@ -120,12 +58,201 @@ class FPFCState:
     clients: ClientTable
 
     @property
-    def mean(self) -> NDArray[Any]:
+    def mean(self) -> Vector:
         """The mean of the omega_i of all clients that count, shape (d,)."""
         omega, ids = self.pairs.omega, self.clients.ids
         rows = [row for row, client in enumerate(ids) if client not in self.source.outside]
-        mean: NDArray[Any] = (omega[rows] if 0 < len(rows) < len(ids) else omega).mean(axis=0)
+        mean: Vector = (omega[rows] if 0 < len(rows) < len(ids) else omega).mean(axis=0)
         return mean
+
+
+class FusionStrategy(SampledStrategy):
+    """The settings of `FPFC`, and what its stages need of it."""
+
+    state: FPFCState = field(init=False)
+    block: Block = field(init=False)  # omega_i; `init_state` sets it
+    buffers: OwnBuffers = field(init=False)
+
+    rho: Positive = 1.0
+    lr: StepSize = 0.1
+    local_epochs: EpochSchedule = 10
+    clustered: Pattern | None = None
+    nu: Positive | None = None
+    consensus_rounds: Count = 20
+    validation_share: Share = 0.2
+
+    def hold_out(self, client_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Return by client the fields of a message that say which samples it holds out."""
+        seeds = self.run.sampling.client_seeds(client_ids, 0)
+        share = self.validation_share
+        return {c: {"held_out": share, "held_out_seed": seeds[c]} for c in client_ids}
+
+    def start_of(self, client: int) -> Arrays | None:
+        """Return omega_i where a client may not hold it, else None.
+
+        The paper's clients keep omega_i. A client that has not taken part yet has only seen omega^0
+        in the paper's initial broadcast, and one whose last reply did not become part of the state
+        holds another iterate than the server.
+        """
+        members, source = self.membership, self.state.source
+        if members.has_current_state(client) and source.holds_omega(
+            client, members.last_accepted[client]
+        ):
+            return None
+        return self.block.arrays(self.state.pairs.omega[members.row(client)])
+
+    def personal(self, vector: NDArray[Any], client: int) -> Arrays:
+        """Return omega_i as a whole model, with the client's buffers."""
+        return self.buffers.into(self.whole(vector), self.state.clients[client])
+
+    def whole(self, vector: NDArray[Any]) -> Arrays:
+        """Return a clustered block as a whole model, with the averaged arrays."""
+        return self.block.model(vector, self.state.averaged_arrays)
+
+
+class Round:
+    """A round of training that begins, and the messages of it.
+
+    Parameters
+    ----------
+    fpfc : FusionStrategy
+    number : int
+    sampled : sequence of int
+        The clients that were drawn.
+
+    Attributes
+    ----------
+    connected : list of int
+        The clients of the run that are there.
+    lr : float
+        alpha of the round.
+    rounds_left : float
+        How many rounds there are with this one; infinity where that is unknown, 0 where replies are
+        taken in one by one.
+    """
+
+    def __init__(self, fpfc: FusionStrategy, number: int, sampled: Sequence[int]) -> None:
+        self.fpfc, self.number, self.sampled = fpfc, number, sampled
+        members = fpfc.membership
+        self.connected = [c for c in members.ids if members.last_seen[c] >= number]
+        end = np.inf if fpfc.run.num_rounds is None else fpfc.run.num_rounds
+        self.rounds_left = end - number + 1 if fpfc.in_rounds else 0
+        self._count = number - fpfc.state.source.offset
+        self.lr = rate_in(self._count, fpfc.lr)
+
+    def message(
+        self,
+        kind: type[AnyMessage],
+        client: int,
+        anchor: Vector,
+        epochs_factor: int = 1,
+        **fields: Any,
+    ) -> AnyMessage:
+        """Return a message with a client's model and the settings of the round."""
+        epochs = epochs_factor * epochs_in(self._count, client, self.fpfc.local_epochs)
+        return kind(
+            anchor=self.fpfc.personal(anchor, client),
+            lr=self.lr,
+            local_epochs=epochs,
+            clustered=self.fpfc.block.names,
+            **fields,
+        )
+
+    def alone(
+        self,
+        client: int,
+        model: Vector,
+        kind: type[FPFCInstruction] = FPFCInstruction,
+        epochs_factor: int = 1,
+        **fields: Any,
+    ) -> AnyMessage:
+        """Return the message to train from a model without a pull."""
+        return self.message(kind, client, model, epochs_factor, start=None, rho=0.0, **fields)
+
+    def pulled(
+        self,
+        client: int,
+        anchor: Vector,
+        rho: float,
+        kind: type[FPFCInstruction] = FPFCInstruction,
+        **fields: Any,
+    ) -> AnyMessage:
+        """Return the message for (5), from omega_i."""
+        start = self.fpfc.start_of(client)
+        return self.message(kind, client, anchor, start=start, rho=rho, **fields)
+
+    def fusion(
+        self,
+        clients: Sequence[int],
+        kind: type[FPFCInstruction] = FPFCInstruction,
+        fields: Mapping[int, Mapping[str, Any]] | None = None,
+        rho: Mapping[int, float] | None = None,
+    ) -> Messages:
+        """Return the messages of FPFC's own rounds.
+
+        A client that is joining the run trains the mean of all models on its own, without a pull
+        (section 6.4.2).
+
+        Parameters
+        ----------
+        clients : sequence of int
+        kind : type
+        fields : mapping of int to mapping, optional
+            Further fields by client.
+        rho : mapping of int to float, optional
+            The pull of each client; by default rho.
+        """
+        pairs, members = self.fpfc.state.pairs, self.fpfc.membership
+        old = [client for client in clients if client in members]
+        zeta = dict(zip(old, pairs.zeta([members.row(c) for c in old]), strict=True))
+        mean = pairs.omega.mean(axis=0)
+        messages = {}
+        for client in clients:
+            more = {} if fields is None else fields[client]
+            if client in zeta:
+                pull = pairs.rho if rho is None else rho[client]
+                messages[client] = self.pulled(client, zeta[client], pull, kind, **more)
+            else:
+                messages[client] = self.alone(client, mean, kind, **more)
+        return messages
+
+
+class Variables:
+    """Base of the dataclasses with what a source keeps: numbers, arrays, and what is by client."""
+
+    def remove(self, client: int) -> None:
+        """Forget a client."""
+        for value in vars(self).values():
+            if isinstance(value, dict):
+                value.pop(client, None)
+            elif isinstance(value, set):
+                value.discard(client)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the variables as plain arrays; those by client are two, ids and rows."""
+        found: dict[str, NDArray[Any]] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                found[f"{name}/ids"] = np.array(list(value), np.uint64)
+                found[f"{name}/rows"] = np.array(list(value.values()))
+            elif isinstance(value, set):
+                found[name] = np.array(sorted(value), np.uint64)
+            else:
+                found[name] = np.asarray(value)
+        return found
+
+    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `arrays` returned."""
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                ids, rows = arrays[f"{name}/ids"].tolist(), np.array(arrays[f"{name}/rows"])
+                setattr(self, name, dict(zip(ids, rows, strict=True)))
+            elif isinstance(value, set):
+                setattr(self, name, set(arrays[name].tolist()))
+            elif isinstance(value, np.ndarray):
+                setattr(self, name, np.array(arrays[name]))
+            else:
+                setattr(self, name, type(value)(arrays[name]))
 
 
 class PenaltySource(ByClient):
@@ -133,15 +260,11 @@ class PenaltySource(ByClient):
 
     Parameters
     ----------
-    given : Penalty, LambdaPath or "auto"
-        What the run was given.
-    nu : float or None
-        The user's threshold of clusters.
+    fpfc : FusionStrategy
+        The strategy, whose state and settings a source reads.
 
     Attributes
     ----------
-    replacement : Penalty or None
-        What was set in the course of the run in the place of `given`.
     offset : int
         The rounds before the one from which step sizes and local epochs are counted.
     columns : dict
@@ -149,29 +272,25 @@ class PenaltySource(ByClient):
     """
 
     self_checked: ClassVar[bool] = True
+    offset: int = 0
     outside: Collection[int] = ()
     """Clients of the run that count nowhere yet: not in pairs, clusters and means."""
+    is_searching: bool = False
+    """Whether the penalty that the run is to end with is not known yet."""
 
-    def __init__(self, given: Any, nu: float | None) -> None:
-        self.given = given
-        self.replacement: Penalty | None = None
-        self.offset = 0
+    def __init__(self, fpfc: FusionStrategy) -> None:
+        self.fpfc = fpfc
         self.columns: dict[str, ArrayLike] = {}
-        self._nu = nu
-
-    # ------------------------------------------------------------------------------------------
-    # The penalty and the clusters
-    # ------------------------------------------------------------------------------------------
 
     @property
-    def found_penalty(self) -> Penalty:
-        """The penalty that the source has come to."""
-        raise NotImplementedError
+    def state(self) -> FPFCState:
+        """The state of the run."""
+        return self.fpfc.state
 
     @property
     def penalty(self) -> Penalty:
         """The penalty of the next update."""
-        return self.found_penalty if self.replacement is None else self.replacement
+        raise NotImplementedError
 
     @property
     def lam_inside(self) -> float:
@@ -181,12 +300,7 @@ class PenaltySource(ByClient):
     @property
     def nu(self) -> float:
         """The threshold of the clusters."""
-        return DEFAULT_NU if self._nu is None else self._nu
-
-    @property
-    def is_searching(self) -> bool:
-        """Whether the penalty that the run is to end with is not known yet."""
-        return False
+        return DEFAULT_NU if self.fpfc.nu is None else self.fpfc.nu
 
     @property
     def waits_for_all(self) -> bool:
@@ -197,46 +311,25 @@ class PenaltySource(ByClient):
         """Return what to tell the user of a run that ends while `is_searching`."""
         return ""
 
-    def replace(self, penalty: Penalty, rho: float) -> None:
-        """Set the penalty between two rounds.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If it cannot be saved, does not go with rho, or the run is still finding its own.
-        """
-        penalty_to_text(penalty)  # raises where it cannot be saved
-        penalty.check(rho)
-        if self.is_searching:
-            raise ValueError(
-                f"penalty is set to {penalty!r}, but this run finds its lambda itself: the "
-                f"constructor got {self.given!r}. Give it the penalty instead."
-            )
-        self.replacement = penalty
-
-    def labels(self, state: FPFCState, nu: float | None = None) -> NDArray[np.int64]:
+    def labels(self, nu: float | None = None) -> NDArray[np.int64]:
         """Return the cluster of every client, by default at this source's nu."""
-        return state.pairs.clusters(self.nu if nu is None else nu)
+        return self.state.pairs.clusters(self.nu if nu is None else nu)
 
-    def examples(self, clients: ClientTable) -> NDArray[np.float64]:
+    def examples(self) -> NDArray[np.float64]:
         """Return how much every client counts in its cluster's model."""
-        return clients.column("num_examples")
+        return self.state.clients.column("num_examples")
 
-    def report(self, clients: ClientTable) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Return what the source found, as fields of `FPFCDiagnostics`."""
         return {}
 
-    # ------------------------------------------------------------------------------------------
-    # A round
-    # ------------------------------------------------------------------------------------------
-
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
+    def handshake_instructions(self, client_ids: Sequence[int]) -> Mapping[int, PathQuestion]:
         """Return what clients are asked before their first round."""
         return {}
 
-    def tasks(self, start: RoundStart) -> dict[int, Task]:
+    def messages(self, now: Round) -> Messages:
         """Return what clients are asked for in a round: by default the sampled ones for (5)."""
-        return fusion_tasks(start)
+        return now.fusion(now.sampled)
 
     def holds_omega(self, client: int, last_accepted: int) -> bool:
         """Return whether what a client uploaded in its last accepted round is still its omega_i."""
@@ -246,17 +339,13 @@ class PenaltySource(ByClient):
         """Return what an upload of this round holds; None: the client's model, which is omega_i."""
         return None
 
-    def take_models(self, state: FPFCState, rows: Rows, omega: Matrix) -> None:
+    def take_models(self, rows: list[int], omega: Vector) -> None:
         """Take in the new omega_i of a round, by default (6) and (A.3) of their pairs."""
-        state.pairs.penalty = self.penalty
-        state.pairs.update(rows, omega)
+        self.state.pairs.penalty = self.penalty
+        self.state.pairs.update(rows, omega)
 
-    def after_round(self, server_round: int, state: FPFCState, replies: Replies) -> None:
-        """Take in the replies of a round; models among them are in `state` already."""
-
-    # ------------------------------------------------------------------------------------------
-    # Clients that come and go; saving
-    # ------------------------------------------------------------------------------------------
+    def after_round(self, server_round: int, replies: Replies) -> None:
+        """Take in the replies of a round; models among them are in the state already."""
 
     def insert(self, rows: Mapping[int, Row]) -> None:
         """Nothing: the rows of new clients are in the table."""
@@ -268,62 +357,35 @@ class PenaltySource(ByClient):
         """Forget clients."""
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the variables as plain arrays: what was given, what was set since, as text."""
-        replacement = "" if self.replacement is None else penalty_to_text(self.replacement)
-        texts = {"given": as_text(self.given) or "", "replacement": replacement}
-        return {name: np.frombuffer(text.encode(), np.uint8) for name, text in texts.items()}
+        """Return the variables as plain arrays; here there are none."""
+        return {}
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned.
 
-        A penalty that was set counts only in a run that was given the same as the saved one:
-        another one was given on purpose.
-
         Raises
         ------
         ValueError
-            If an array is missing or damaged, or was saved with another kind of source.
+            If the arrays were saved with another kind of source.
         """
-        expected = PenaltySource.state_arrays(self)
-        check_saved(arrays, any_length(spec_of(expected)))
-        self.replacement = None
-        if np.array_equal(arrays["given"], expected["given"]) and arrays["replacement"].size:
-            text = arrays["replacement"].tobytes().decode(errors="replace")
-            self.replacement = penalty_from_text(text)
+        if odd := sorted(arrays.keys() ^ self.state_arrays().keys()):
+            raise ValueError(
+                f"The saved penalty and this run's differ in {odd}: one of them finds its lambda "
+                "itself, another way or not at all. Continue with the `penalty` of the saved run."
+            )
 
 
 class FixedPenalty(PenaltySource):
     """A penalty of the user's: FPFC as in the paper."""
 
+    def __init__(self, fpfc: FusionStrategy, penalty: Penalty) -> None:
+        super().__init__(fpfc)
+        self._penalty = penalty
+
     @property
-    def found_penalty(self) -> Penalty:
+    def penalty(self) -> Penalty:
         """What was given."""
-        penalty: Penalty = self.given
-        return penalty
-
-    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """See `PenaltySource`; a state of a run that found its lambda itself is refused."""
-        if more := sorted(arrays.keys() - self.state_arrays().keys()):
-            raise ValueError(
-                f"The saved penalty has {more}: the saved run found its lambda itself. Continue "
-                "with the `penalty` that it was given."
-            )
-        super().load_state_arrays(arrays)
-
-
-def fusion_tasks(start: RoundStart) -> dict[int, Task]:
-    """Ask the sampled clients for T_i epochs of (5), from omega_i.
-
-    A client that is joining the run trains the mean of all models on its own, without a pull
-    (section 6.4.2).
-    """
-    pairs, members = start.state.pairs, start.members
-    mean = pairs.omega.mean(axis=0)
-    tasks = {client: Task(mean, mean, 0.0) for client in start.sampled}
-    rows = {client: members.row(client) for client in start.sampled if client in members}
-    for (client, row), zeta in zip(rows.items(), pairs.zeta(list(rows.values())), strict=True):
-        tasks[client] = Task(zeta, pairs.omega[row], pairs.rho)
-    return tasks
+        return self._penalty
 
 
 def scad(lam: float) -> SmoothedSCAD:

@@ -14,159 +14,165 @@ from flwr.common import log
 from ...maths.blocks import Arrays, prefixed
 from ...maths.clustering import cluster_models
 from ...maths.pairs import Groups, PairwiseStore
-from .source import FPFCState, Matrix, Replies, RoundStart, Rows, Task, fusion_tasks, scad
-from .stages import FUSION_ROUNDS, PROBE_FACTOR, Next, Search, Stage, reported
-from .types import HELD_OUT_LOSS
+from .messages import HELD_OUT_LOSS, LateInstruction
+from .search import FUSION_ROUNDS, PROBE_FACTOR, Next, Stage, reported
+from .source import Messages, Replies, Round, Vector, scad
 
 TRIAL, WORSE = 5, 1.4  # of own rounds; how many times as large losses may become in them
 RENEWAL = 20  # rounds from one lambda to the next
 OPTIONS = 8  # groups that a client chooses among which comes after the search
+RECHECKS = 3  # at most
+RECHECK_AFTER = 10  # rounds of training together
 
 
-class Together(Stage):
-    """Every settled group trains one model, by FedAvg: until FPFC's own rounds, the last ones.
+class Settled(Stage):
+    """A stage with settled groups, to which clients may still come."""
+
+    is_search = False
+
+    def late_messages(self, now: Round) -> Messages:
+        """Let sampled clients without a group train alone, and say which group suits them.
+
+        Each measures what it comes to, and the models of the `OPTIONS` largest groups, on samples
+        that it holds out.
+        """
+        late = [client for client in now.sampled if client not in self.found.groups]
+        if not late:
+            return {}
+        groups = self.search.groups_of(self.fpfc.membership.ids)
+        omega, models = self.fpfc.state.pairs.omega, Arrays()
+        for label, count in Counter(self.found.groups.values()).most_common(OPTIONS):
+            if count > 1:
+                model = self.fpfc.block.arrays(omega[groups == label].mean(axis=0))
+                models |= prefixed(f"{label}/", model)
+        known = groups >= 0
+        mean = omega[known if known.any() else slice(None)].mean(axis=0)
+        held_out = self.fpfc.hold_out(late)
+        return {
+            client: now.alone(
+                *(client, mean, LateInstruction, PROBE_FACTOR),
+                groups=models or None,
+                **held_out[client],
+            )
+            for client in late
+        }
+
+    def place_late(self, replies: Replies) -> None:
+        """Place clients that trained for the first time in the group that suits them, or alone."""
+        groups, pairs = self.found.groups, self.fpfc.state.pairs
+        ids = self.fpfc.state.clients.ids
+        for client in sorted(replies.keys() - groups.keys()):
+            labels = set(groups.values())
+            best = max(labels, default=-1) + 1  # of its own
+            losses = reported(replies[client], HELD_OUT_LOSS, best)
+            losses[[label not in labels for label in range(best)]] = np.nan
+            alone = replies[client].metrics.get(HELD_OUT_LOSS, -np.inf)
+            if (losses < alone).any():
+                best = int(np.nanargmin(losses))
+                model = pairs.omega[self.search.groups_of(ids) == best].mean(axis=0)
+                pairs.place([ids.index(client)], model)
+                self.found.moved.add(client)
+            groups[client] = best
+
+
+class Together(Settled):
+    """FedAvg in every settled group, until FPFC's own rounds, the last ones.
 
     To the end where those were given up. All pairs are plain meanwhile,
     theta_ij = omega_i - omega_j and v_ij = 0.
     """
 
-    is_search = False
-
-    def begin_round(self, search: Search, start: RoundStart) -> Next:
-        """Go on with FPFC's own rounds where few are left, or the user has set a penalty.
+    def begin_round(self, now: Round) -> Next:
+        """Go on with FPFC's own rounds where few are left.
 
         Few are `FUSION_ROUNDS`, in a short run as many as there were since the search.
         """
-        rounds_since = start.round - search.last_round
-        is_early = start.rounds_left > min(FUSION_ROUNDS, rounds_since) or search.fused_until > 0
-        if is_early and start.state.source.replacement is None:
+        rounds_since = now.number - self.found.last_round
+        if now.rounds_left > min(FUSION_ROUNDS, rounds_since) or self.found.fused_until > 0:
             return None
-        search.fused_from = start.round - 1
-        log(INFO, "round %s: the groups' models are trained; FPFC's own rounds begin", start.round)
-        return Fusion
+        self.found.fused_from = now.number - 1
+        log(INFO, "round %s: the groups' models are trained; FPFC's own rounds begin", now.number)
+        return "Fusion"
 
-    def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
+    def messages(self, now: Round) -> Messages:
         """Ask the sampled clients to train their group's model."""
-        tasks = newcomer_tasks(search, start)
-        for client in start.sampled:
-            if client in search.groups:
-                tasks[client] = Task(start.state.pairs.omega[start.members.row(client)], None, 0.0)
-        return tasks
+        messages, omega = dict(self.late_messages(now)), self.fpfc.state.pairs.omega
+        for client in now.sampled:
+            if client in self.found.groups:
+                messages[client] = now.alone(client, omega[self.fpfc.membership.row(client)])
+        return messages
 
-    def take_models(self, search: Search, state: FPFCState, rows: Rows, omega: Matrix) -> None:
+    def take_models(self, rows: list[int], omega: Vector) -> None:
         """Set every group's model to the mean of its members', weighted by their examples."""
-        groups, weights = search.groups_of(state.clients.ids), search.weights(state.clients)[rows]
-        state.pairs.place(rows, omega)
+        pairs, weights = self.fpfc.state.pairs, self.search.weights()[rows]
+        groups = self.search.groups_of(self.fpfc.state.clients.ids)
+        pairs.place(rows, omega)
         trained, labels = np.unique(groups[rows], return_inverse=True)
         for group, alpha in zip(trained, cluster_models(omega, weights, labels), strict=True):
             if group >= 0:
-                state.pairs.place(np.flatnonzero(groups == group), alpha)
+                pairs.place(np.flatnonzero(groups == group), alpha)
 
-    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
-        """Place clients that trained for the first time."""
-        place_newcomers(search, state, replies)
-        return None
+    def take(self, server_round: int, replies: Replies) -> Next:
+        """Place clients that came late; look at the groups again after some rounds."""
+        self.place_late(replies)
+        is_due = self.fpfc.in_rounds and server_round - self.found.rechecked >= RECHECK_AFTER
+        return "Reprobe" if is_due and self.found.rechecks < RECHECKS else None
 
 
-class Fusion(Stage):
+class Fusion(Settled):
     """FPFC's own rounds, from the groups' models: the groups are held, and move together.
 
     Clients count by their examples, as in the rounds before: the pull of client i is rho over its
     weight w_i in its group, which is (5) of w_i f_i. Where all have as many this is (1) itself.
-    With a penalty that the user has set the rounds are the paper's. Otherwise they are given up
-    where from the round `TRIAL` on the clients' training losses are more than `WORSE` times those
-    of their first of these rounds, in the median: where clients take few steps, of a network, the
-    duals may swing so far that the models part.
+    The rounds are given up where from the round `TRIAL` on the clients' training losses are more
+    than `WORSE` times those of their first of these rounds, in the median: where clients take few
+    steps, of a network, the duals may swing so far that the models part.
     """
 
-    is_search = False
+    is_fusion = True
 
-    def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
+    def messages(self, now: Round) -> Messages:
         """Ask the sampled clients for (5)."""
-        state, old = start.state, [c for c in start.sampled if c in search.groups]
-        tasks, weights = fusion_tasks(start._replace(sampled=old)), search.weights(state.clients)
-        most = max(state.pairs.rho, 0.5 / start.lr)  # descent by a larger pull may diverge
-        for client, task in tasks.items() if state.source.replacement is None else ():
-            task.rho = min(task.rho / weights[start.members.row(client)], most)
-        return newcomer_tasks(search, start) | tasks
+        rho, members = self.fpfc.state.pairs.rho, self.fpfc.membership
+        old = [client for client in now.sampled if client in self.found.groups]
+        weights = self.search.weights()
+        most = max(rho, 0.5 / now.lr)  # descent by a larger pull may diverge
+        pulls = {client: min(rho / weights[members.row(client)], most) for client in old}
+        return {**self.late_messages(now), **now.fusion(old, rho=pulls)}
 
-    def take_models(self, search: Search, state: FPFCState, rows: Rows, omega: Matrix) -> None:
+    def take_models(self, rows: list[int], omega: Vector) -> None:
         """Update the pairs of all clients that have a group; see `Groups`."""
-        ids, replaced = state.clients.ids, state.source.replacement
-        if search.groups and not search.lam_inside:
-            search.renew_lambda(state)
-        state.pairs.groups = Groups(
-            search.groups_of(ids),
-            scad(search.lam_inside) if replaced is None else replaced,
-            search.in_rounds and replaced is None,
-        )
-        state.pairs.penalty = state.source.penalty
-        moved = {ids[row] for row in state.pairs.update(rows, omega)}
-        search.moved = (search.moved | moved) - {ids[row] for row in rows}
+        found, pairs, ids = self.found, self.fpfc.state.pairs, self.fpfc.state.clients.ids
+        if found.groups and not found.lam_inside:
+            self.search.renew_lambda()
+        inside = scad(found.lam_inside)
+        pairs.groups = Groups(self.search.groups_of(ids), inside, self.fpfc.in_rounds)
+        pairs.penalty = self.search.penalty
+        moved = {ids[row] for row in pairs.update(rows, omega)}
+        found.moved = (found.moved | moved) - {ids[row] for row in rows}
 
-    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
-        """Place clients that trained for the first time; renew lambda every `RENEWAL` rounds."""
-        place_newcomers(search, state, replies)
+    def take(self, server_round: int, replies: Replies) -> Next:
+        """Place clients that came late; renew lambda every `RENEWAL` rounds."""
+        self.place_late(replies)
+        losses, num_rounds = self.found.losses, server_round - self.found.fused_from
         for client, reply in replies.items():
             loss = reply.metrics.get("loss", np.nan)
-            search.losses.setdefault(client, np.array([loss, np.nan]))[1] = loss
-        num_rounds = server_round - search.fused_from
-        can_end = search.in_rounds and state.source.replacement is None and num_rounds >= TRIAL
-        ratios = [last / first for first, last in search.losses.values() if abs(last - first) > 0]
-        if can_end and np.median(ratios or [0.0]) > WORSE:
-            _give_up(search, server_round, state)
-            return Together
+            losses.setdefault(client, np.array([loss, np.nan]))[1] = loss
+        ratios = [last / first for first, last in losses.values() if abs(last - first) > 0]
+        is_tried = self.fpfc.in_rounds and num_rounds >= TRIAL
+        if is_tried and np.median(ratios or [0.0]) > WORSE:
+            self._give_up(server_round)
+            return "Together"
         if num_rounds % RENEWAL == 0:
-            search.renew_lambda(state)
+            self.search.renew_lambda()
         return None
 
-
-def _give_up(search: Search, server_round: int, state: FPFCState) -> None:
-    """Let every group have one model again, the mean of its members', and no pairs."""
-    log(INFO, "round %s: FPFC's own rounds raise the losses; the groups train on", server_round)
-    search.fused_until = server_round
-    rows, labels, models = search.group_models(state, search.weights(state.clients))
-    omega = state.pairs.omega.copy()
-    omega[rows] = models[list(labels)]
-    state.pairs = PairwiseStore(omega, state.source.penalty, state.pairs.rho)
-
-
-def newcomer_tasks(search: Search, start: RoundStart) -> dict[int, Task]:
-    """Let sampled clients without a group probe on their own, and say which group suits them.
-
-    Each measures what it comes to, and the models of the `OPTIONS` largest groups, on samples that
-    it holds out.
-    """
-    new = [client for client in start.sampled if client not in search.groups]
-    if not new:
-        return {}
-    groups, omega = search.groups_of(start.members.ids), start.state.pairs.omega
-    more: Arrays = {}
-    for label, count in Counter(search.groups.values()).most_common(OPTIONS):
-        if count > 1:
-            more |= prefixed(f"{label}/", search.block.arrays(omega[groups == label].mean(axis=0)))
-    known = groups >= 0
-    mean = omega[known if known.any() else slice(None)].mean(axis=0)
-    held_out = search.hold_out.settings(new)
-    return {
-        client: Task(mean, mean, 0.0, PROBE_FACTOR, {**held_out[client], "more": more or None})
-        for client in new
-    }
-
-
-def place_newcomers(search: Search, state: FPFCState, replies: Replies) -> None:
-    """Place clients that trained for the first time in the group that suits them, or alone."""
-    search.unplaced -= replies.keys()
-    ids = state.clients.ids
-    for client in sorted(replies.keys() - search.groups.keys()):
-        labels = set(search.groups.values())
-        best = max(labels, default=-1) + 1  # of its own
-        losses = reported(replies[client], HELD_OUT_LOSS, best)
-        losses[[label not in labels for label in range(best)]] = np.nan
-        alone = replies[client].metrics.get(HELD_OUT_LOSS, -np.inf)
-        if (losses < alone).any():
-            best = int(np.nanargmin(losses))
-            model = state.pairs.omega[search.groups_of(ids) == best].mean(axis=0)
-            state.pairs.place([ids.index(client)], model)
-            search.moved.add(client)
-        search.groups[client] = best
+    def _give_up(self, server_round: int) -> None:
+        """Let every group have one model again, the mean of its members', and no pairs."""
+        log(INFO, "round %s: FPFC's own rounds raise the losses; the groups train on", server_round)
+        self.found.fused_until = server_round
+        rows, labels, models = self.search.group_models(self.search.weights())
+        state = self.fpfc.state
+        omega = state.pairs.omega.copy()
+        omega[rows] = models[list(labels)]
+        state.pairs = PairwiseStore(omega, self.search.penalty, state.pairs.rho)

@@ -10,8 +10,9 @@ from numpy.testing import assert_allclose
 from torch import nn
 
 from clients import FPFCClient
-from fl_admm_strategies.algorithms.fpfc.types import FPFCEvaluation, FPFCInstruction
+from fl_admm_strategies.algorithms.fpfc.messages import FPFCInstruction
 from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import Line, Noisy, line_client, new_context, sample
 from tests.clients.methods.messages import Received, changed, received, scalars
@@ -64,26 +65,35 @@ def test_it_starts_from_its_own_last_iterate_when_the_server_sends_none() -> Non
 # --- Evaluation ---------------------------------------------------------------------------------
 
 
+def evaluation(
+    personal: Arrays, cluster: Arrays, global_: Arrays, dual: Arrays | None = None, seed: int = 5
+) -> Received:
+    """Return the message of an evaluation, with (1/m) sum_j v_ij where it is given."""
+    groups = {"personal": personal, "cluster": cluster, "global": global_}
+    if dual is not None:
+        groups["mean-dual"] = dual
+    message = ClientInstruction(groups, {"server-round": 1, "seed": seed})
+    return message.flat(), message.full_config()
+
+
 def test_the_kinds_of_models_and_the_diagnostics() -> None:
     # One sample x = 1, y = 4. personal (w, b) = (1, 1): residual -2, f = 2. cluster (2, 3): 1,
     # f = 1/2. global (0, 0): -4, f = 8. The gradient over the clustered w is the residual:
     # |-2 + 0.5| = 1.5 with the mean dual 0.5, and 1 at the cluster's model.
     models = [scalars(w=w, b=b) | SEEN for w, b in ((1, 1), (2, 3), (0, 0))]
-    asked = FPFCEvaluation(*models, scalars(w=0.5), ["w"])
-    loss, num_examples, metrics = line_client(FPFCClient).evaluate(*received(asked))
+    asked = evaluation(*models, scalars(w=0.5))
+    loss, num_examples, metrics = line_client(FPFCClient).evaluate(*asked)
     assert (loss, num_examples) == (2.0, 1)
     losses = {"personal-loss": 2.0, "cluster-loss": 0.5, "global-loss": 8.0, **made_by("FPFC")}
     assert metrics == losses | {"stationarity": 1.5, "cluster-gradient-norm": 1.0}
-    without = FPFCEvaluation(*models, None, ["w"])
-    _, _, metrics = line_client(FPFCClient).evaluate(*received(without))
+    _, _, metrics = line_client(FPFCClient).evaluate(*evaluation(*models))
     assert metrics == losses  # no dual, no diagnostics
 
 
 def test_a_wrapped_model_has_the_diagnostics_of_the_model() -> None:
     wrapped = line_client(FPFCClient, model=nn.DataParallel(Line()))  # names begin with "module."
     models = [scalars(w=w, b=b) | SEEN for w, b in ((1, 1), (2, 3), (0, 0))]
-    asked = FPFCEvaluation(*models, scalars(w=0.5), ["w"])
-    _, _, metrics = wrapped.evaluate(*received(asked))
+    _, _, metrics = wrapped.evaluate(*evaluation(*models, scalars(w=0.5)))
     assert (metrics["stationarity"], metrics["cluster-gradient-norm"]) == (1.5, 1.0)  # as above
 
 
@@ -92,16 +102,15 @@ def test_the_gradient_is_over_the_training_data() -> None:
         line_client(FPFCClient, test_loader=[sample(1.0, 9.0)]),
         scalars(w=1, b=1) | SEEN,
     )
-    asked = FPFCEvaluation(model, model, model, scalars(w=0), ["w"])
-    loss, _, metrics = client.evaluate(*received(asked))
+    loss, _, metrics = client.evaluate(*evaluation(model, model, model, scalars(w=0)))
     assert loss == 24.5  # (2 - 9)^2 / 2, on the test data
     assert metrics["stationarity"] == 2.0  # |2 - 4|, on the training data
 
 
-def diagnosed(model: Arrays, **config: Any) -> Received:
+def diagnosed(model: Arrays, seed: int) -> Received:
     """Return a message that asks for the diagnostics of one model in all its places."""
     zero = {name: np.zeros_like(array) for name, array in model.items()}
-    return received(FPFCEvaluation(model, model, model, zero, list(model)), **config)
+    return evaluation(model, model, model, zero, seed)
 
 
 def test_dropout_is_off_in_evaluation_and_in_the_gradient() -> None:

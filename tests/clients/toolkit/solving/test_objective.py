@@ -27,7 +27,7 @@ from clients.toolkit.solving.objective import (
     ProximalTerm,
     Term,
 )
-from fl_admm_strategies.algorithms.fpfc.types import FPFCInstruction
+from fl_admm_strategies.algorithms.fpfc.messages import FPFCInstruction
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import received, scalars
 from tests.support.cases import NUM_CLIENTS, case_of, plain, run, sampling

@@ -143,12 +143,6 @@ def test_with_one_client_at_a_time_it_is_sequential_fpfc(num_clients: int, fract
     assert_same_bits(strategy.state.pairs.state_arrays(), fpfc.state.pairs.state_arrays())
 
 
-def test_some_clients_at_a_time_are_drawn_from_those_that_are_free() -> None:
-    strategy = run(60, num_clients=5, delay=RandomDelay(20.0), fraction_train=0.4, seed=2)
-    assert len(strategy.run.underway.sent) == 1  # and one is drawn at the start of a round
-    assert set(order(strategy)) == {0, 1, 2, 3, 4}
-
-
 # --- Slow clients ---------------------------------------------------------------------------------
 
 
@@ -210,13 +204,6 @@ def test_a_client_that_trains_is_not_asked_to_evaluate_but_after_the_last_round(
     }
 
 
-def test_with_a_clock_everybody_evaluates() -> None:
-    strategy = run(3, delay=slow, fraction_evaluate=1.0)
-    assert {r: list(of_clients) for r, of_clients in strategy.evaluate_metrics.items()} == {
-        r: [0, 1, 2] for r in (1, 2, 3)
-    }
-
-
 @pytest.mark.slow
 def test_a_reply_that_does_not_come_within_the_timeout_is_asked_for_again(
     caplog: pytest.LogCaptureFixture,
@@ -243,13 +230,6 @@ def test_a_reply_that_is_of_no_use_ends_no_round(
     (line,) = warnings_in(caplog.records, "client 1")
     assert line.startswith("round 3:")
     assert strategy.last_round == 8
-
-
-def test_one_client_of_five_that_sends_nan_is_no_divergence(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    run(12, num_clients=5, spoil=failing([1], range(1, 99), math.nan), delay=1.0)
-    assert not warnings_in(caplog.records, "diverge")
 
 
 def test_a_run_in_which_everybody_fails_ends_with_their_error() -> None:
@@ -297,13 +277,6 @@ def test_what_was_on_its_way_to_a_client_that_left_is_forgotten() -> None:
     assert members[24] == [0, 1, 2]
 
 
-def test_a_client_that_leaves_before_its_first_reply_leaves_no_trace() -> None:
-    online = {0: [2, 3, 4], 3: [2, 3, 4, 5], 4: [2, 3, 4]}
-    strategy = run(12, grid=RestlessGrid(point_app(), (0, 1, 4, 2), online), delay=by_delays)
-    assert strategy.client_ids == [0, 1, 4]
-    assert 2 not in order(strategy)
-
-
 # --- Resuming -------------------------------------------------------------------------------------
 
 
@@ -347,20 +320,6 @@ def test_a_run_of_which_a_client_is_joining_resumes_to_the_same_bits(tmp_path: P
     assert_same_runs(start(checkpoint_dir=tmp_path, resume=True), whole)
 
 
-def test_a_damaged_state_is_refused_in_words() -> None:
-    strategy = run(5, delay=by_delays)
-    state = strategy.state_dict()
-    for name, wrong in (
-        ("underway/clock", np.array(-1.0)),
-        ("underway/1", np.zeros(3, np.uint8)),
-        ("underway/1/0", np.array([np.nan])),
-        ("underway/clients", np.array([7], np.uint64)),
-    ):
-        strategy.load_state_dict(state | {name: wrong})
-        with refused(ValueError, "saved state"):
-            strategy.start(InProcessGrid(point_app(), 3), first(), 6)
-
-
 # --- Other settings -------------------------------------------------------------------------------
 
 
@@ -388,13 +347,6 @@ def test_it_is_the_same_run_on_ray() -> None:
     assert_same_runs(found["clock"], expected)
     assert sorted(set(order(found["real"]))) == [0, 1, 2, 3]
     assert len(order(found["real"])) == 20
-
-
-def test_arrays_may_travel_in_half_precision() -> None:
-    settings: dict[str, Any] = {"delay": by_delays}
-    strategy = run(12, wire_dtype="float16", **settings)
-    assert order(strategy)[:8] == ORDER
-    assert_allclose(strategy.state.pairs.omega, run(12, **settings).state.pairs.omega, 1e-2)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from tests.support.federation import (
     node_of,
 )
 from tests.support.pairs import v_of
-from tests.support.refusals import refused, warnings_in
+from tests.support.refusals import refused
 
 SCAD = SmoothedSCAD(lam=0.6, a=3.7, xi=1e-4)
 
@@ -214,16 +214,6 @@ def losing(client: int) -> Callable[[list[Message]], list[Message]]:
     return lambda replies: [r for r in replies if r.metadata.src_node_id != node_of(client)]
 
 
-def test_omega_is_sent_at_the_first_contact_only() -> None:
-    grid = grid_of()
-    sets = {1: [0, 1], 2: [1, 2], 3: [0, 1, 2, 3], 4: [0, 1, 2, 3]}
-    sampling(fpfc(), sets).start(grid, initial_arrays(), 4)
-    assert groups_sent(grid, 0) == {1: BOTH, 3: ANCHOR, 4: ANCHOR}
-    assert groups_sent(grid, 1) == {1: BOTH, 2: ANCHOR, 3: ANCHOR, 4: ANCHOR}
-    assert groups_sent(grid, 2) == {2: BOTH, 3: ANCHOR, 4: ANCHOR}
-    assert groups_sent(grid, 3) == {3: BOTH, 4: ANCHOR}
-
-
 @pytest.mark.slow
 def test_omega_is_sent_again_after_a_lost_reply_and_the_run_goes_on_as_if_not_sampled() -> None:
     grid = grid_of(spoil={2: losing(1)})
@@ -233,27 +223,6 @@ def test_omega_is_sent_again_after_a_lost_reply_and_the_run_goes_on_as_if_not_sa
     assert groups_sent(grid, 0) == {1: BOTH, 2: ANCHOR, 3: ANCHOR, 4: ANCHOR}
     # What was sent is the server's omega_1, not the client's own newer iterate.
     expected = sampling(fpfc(seed=1), {2: [0, 2, 3]})
-    expected.start(grid_of(), initial_arrays(), 4)
-    assert_same_bits(strategy.state_dict(), expected.state_dict())
-
-
-@pytest.mark.slow
-def test_a_client_that_lost_its_state_sits_out_once_and_is_sent_omega(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    grid = grid_of()
-
-    def forget(server_round: int, metrics: Mapping[str, float]) -> None:
-        if server_round == 2:
-            state = grid.context(node_of(1)).state
-            for key in list(state):
-                del state[key]
-
-    strategy = fpfc(seed=1)
-    strategy.start(grid, initial_arrays(), 4, on_round=forget)
-    assert groups_sent(grid, 1) == {1: BOTH, 2: ANCHOR, 3: ANCHOR, 4: BOTH}
-    assert warnings_in(caplog.records, "round 3", "clients [1]")
-    expected = sampling(fpfc(seed=1), {3: [0, 2, 3]})
     expected.start(grid_of(), initial_arrays(), 4)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
 
@@ -393,43 +362,6 @@ def test_cluster_models_are_weighted_by_examples() -> None:
     assert strategy.diagnostics().fusion_bounds.tolist() == [0.0, 0.0]
 
 
-def test_evaluation_sends_the_three_kinds_and_the_dual() -> None:
-    grid = grid_of()
-    strategy = fpfc(clustered="^head")
-    strategy.start(grid, initial_arrays(), 2)
-    labels = strategy.clusters()
-    clusters = strategy.cluster_arrays()
-    dual = strategy.state.pairs.mean_dual([0, 1, 2, 3])
-    for message in grid.phase(MessageType.EVALUATE, 2):
-        client = message.metadata.dst_node_id - node_of(0)
-        content = message.content
-        assert groups_of(message) == {"personal": 4, "cluster": 4, "global": 4, "mean-dual": 2}
-        for record, expected in (
-            ("arrays", strategy.personal_arrays(client)),
-            ("arrays.cluster", clusters[labels[client]]),
-            ("arrays.global", strategy.global_arrays),
-        ):
-            assert_same_bits(from_array_record(content[record]), from_array_record(expected))
-        sent = [array.numpy().ravel() for array in content["arrays.mean-dual"].values()]
-        assert_allclose(np.concatenate(sent), dual[client], rtol=1e-6, atol=1e-8)
-    grid = grid_of()
-    FPFC(SmoothedSCAD(0.5)).start(grid, initial_arrays(), 1)  # nobody asked
-    message = grid.phase(MessageType.EVALUATE, 1)[0]
-    assert groups_of(message) == {"personal": 4, "cluster": 4, "global": 4}
-
-
-def test_a_client_that_did_not_evaluate_has_no_gradient_norm() -> None:
-    strategy = fpfc(fraction_evaluate=0.5)
-    strategy.start(grid_of(), initial_arrays(), 1)
-    norms = strategy.diagnostics().gradient_norms
-    reported = sorted(strategy.evaluate_metrics[1])
-    assert len(reported) == 2
-    assert_array_equal(np.flatnonzero(np.isfinite(norms)), reported)
-    never = fpfc(fraction_evaluate=0.0)
-    never.start(grid_of(), initial_arrays(), 1)
-    assert np.isnan(never.diagnostics().stationarity)
-
-
 # --- Bad input ----------------------------------------------------------------------------------
 
 
@@ -502,17 +434,3 @@ def test_batch_norm_buffers_are_averaged_and_not_in_the_block(clustered: str | N
     assert model["norm.num_batches_tracked"].dtype == np.int64
     assert int(model["norm.num_batches_tracked"]) == 2  # one batch a round
     assert np.any(model["norm.running_mean"] != 0)
-
-
-def test_a_state_of_another_clustered_block_is_refused() -> None:
-    whole = fpfc()
-    whole.start(grid_of(2), initial_arrays(), 1)
-    state = whole.state_dict()
-    head = fpfc(clustered="^head")
-    head.load_state_dict(state)
-    with refused(ValueError, "averaged_arrays/body.weight"):
-        head.start(grid_of(2), initial_arrays(), 2)
-    other = fpfc(rho=2.0)
-    other.load_state_dict(state)
-    with refused(ValueError, "rho"):
-        other.start(grid_of(2), initial_arrays(), 2)

@@ -5,7 +5,6 @@ See docs/methods/fpfc.md, "New clients after the run".
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,18 +76,6 @@ def test_they_find_their_groups_and_nobody_changes() -> None:
     assert np.array_equal(cluster["weight"], group["weight"])
 
 
-@pytest.mark.slow
-def test_one_is_as_among_many() -> None:
-    together, _ = joined(count=3)
-    alone, _ = joined(count=1)
-    for name in ("personal", "cluster"):
-        assert_same_bits(
-            from_array_record(alone.model_arrays(name, 0)),
-            from_array_record(together.model_arrays(name, 0)),
-        )
-    assert alone.groups()[0] == together.groups()[0]
-
-
 @pytest.mark.parametrize("published", [True, False])
 def test_its_pairs_are_those_of_the_method(published: bool) -> None:
     # The store of FPFC, with the newcomer as one more client and nobody else active: (6), (A.3).
@@ -135,13 +122,6 @@ def test_who_trains_too_far_from_its_group_still_joins_it() -> None:
         joins = np.array_equal(group["weight"], trained().models().clusters[number[0]]["weight"])
         assert joins == (not published)
     assert found == {True: {0: None, 1: None}, False: {0: number[0], 1: number[1]}}
-
-
-def test_one_without_a_finite_loss_does_not_keep_others_from_joining() -> None:
-    app = app_of(lambda client: samples(10, SLOPES[0] * (client or math.nan), 20, 0.1))
-    strategy = trained().newcomers(min_available_nodes=2)
-    strategy.start(WatchedGrid(app, 2), trained().global_arrays, 2)
-    assert strategy.groups() == {0: None, 1: trained().models().cluster_of[0]}
 
 
 @pytest.mark.slow
@@ -206,9 +186,3 @@ def test_another_model_is_refused_by_the_name_of_an_array(other: nn.Module, name
     strategy = trained().newcomers(min_available_nodes=1)
     with refused(ValueError, named):
         strategy.start(WatchedGrid(app(10), 1), ArrayRecord(other.state_dict()), 2)
-
-
-def test_a_client_with_another_model_is_refused() -> None:
-    strategy = trained().newcomers(min_available_nodes=1)
-    with refused(RuntimeError, "weight"):
-        strategy.start(WatchedGrid(app(10, features=4), 1), trained().global_arrays, 2)

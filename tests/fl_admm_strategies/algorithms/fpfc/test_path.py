@@ -1,14 +1,12 @@
-"""FPFC along a path of lambdas, and a penalty that is set in the course of a run.
+"""FPFC along a path of lambdas.
 
 See docs/methods/fpfc.md, "A path of lambdas".
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +19,11 @@ from torch import nn
 
 from clients import FPFCClient, client_app
 from clients.toolkit.data.holdout import hold_out
-from fl_admm_strategies import FPFC, L1, MCP, LambdaPath, SmoothedSCAD, StepDecay
-from fl_admm_strategies.algorithms.fpfc.source import FixedPenalty, scad
-from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
+from fl_admm_strategies import FPFC, LambdaPath, SmoothedSCAD, StepDecay
+from fl_admm_strategies.runtime.messages.records import from_array_record
 from tests.support.federation import (
     FROM_ROUND_3,
     GONE_AND_BACK,
-    JOINING,
     PARTITIONS,
     Online,
     RestlessGrid,
@@ -36,7 +32,7 @@ from tests.support.federation import (
     node_of,
 )
 from tests.support.pace import fast
-from tests.support.refusals import Warned, refused, warnings_in
+from tests.support.refusals import refused, warnings_in
 from tests.support.slopes import SLOPES, Samples, app_of, arrays, client_of, model, samples
 
 NUM_CLIENTS = 6
@@ -115,30 +111,6 @@ def test_the_lambda_that_is_worse_is_taken_back() -> None:
 
 
 @pytest.mark.slow
-def test_the_penalties_of_the_rounds() -> None:
-    # A run by hand: the penalty is set where the path has its stages.
-    plain = along(SmoothedSCAD(0.0))
-    grid = WatchedGrid(validated_app(), NUM_CLIENTS)
-    on_path, path_states = along(WARM), {}
-    on_path.start(
-        WatchedGrid(validated_app(), NUM_CLIENTS),
-        arrays(),
-        12,
-        on_round=lambda r, m: path_states.update({r: on_path.state_dict()}),
-    )
-    found: dict[int, State] = {}
-
-    def on_round(server_round: int, metrics: Any) -> None:
-        found[server_round] = plain.state_dict()
-        if server_round in (4, 8):
-            plain.penalty = scad({4: 0.2, 8: 0.5}[server_round])
-
-    plain.start(grid, arrays(), 12, on_round=on_round)
-    for server_round, state in found.items():
-        assert_same_bits(pairs_in(path_states[server_round]), pairs_in(state))
-
-
-@pytest.mark.slow
 def test_a_stage_ends_when_the_metric_is_at_rest() -> None:
     path = LambdaPath([0.0, 0.5], min_rounds=3, calm_rounds=2, max_rounds=50, tol=0.05)
     strategy = along(path, fraction_train=1.0)
@@ -173,19 +145,6 @@ def test_the_metric_is_that_of_the_uploaded_model_on_the_samples_held_out() -> N
             last[client] = metrics["validation-loss"]
     taken = strategy.diagnostics().path
     assert taken.values[1] == pytest.approx(np.mean(list(last.values())))
-
-
-def test_models_that_were_taken_back_are_sent() -> None:
-    _, grid, _ = whole(WARM, 18)
-    for message in grid.phase(MessageType.TRAIN, 17):
-        groups = parse_groups(dict(message.content["config"]))
-        assert "start" in groups
-    with_start = [
-        "start" in (parse_groups(dict(m.content["config"])) or [])
-        for r in (7, 8)
-        for m in grid.phase(MessageType.TRAIN, r)
-    ]
-    assert not all(with_start)
 
 
 @pytest.mark.slow
@@ -270,14 +229,6 @@ def test_interrupted_anywhere_it_resumes_to_the_same_bits(
         assert_same_bits(strategy.state_dict(), expected.state_dict())
 
 
-def test_one_bill_for_all_stages() -> None:
-    strategy, _, _ = whole(SEPARATE, 14)
-    size = 4 * 4
-    up = [strategy.traffic[r].up for r in range(1, 15)]
-    assert up == [3 * size] * 14
-    assert strategy.traffic[5].down == 2 * 3 * size  # with the models to begin at
-
-
 # --- Clients that come and go ---------------------------------------------------------------------
 
 
@@ -295,40 +246,6 @@ def test_clients_may_come_and_go_between_the_best_and_the_return_to_it(
     assert taken.chosen is not None
 
 
-@pytest.mark.parametrize("warm", fast([True], [True, False]))
-@pytest.mark.parametrize("coming", [True, False])
-def test_lambdas_are_compared_by_the_clients_that_were_there_with_both(
-    warm: bool, coming: bool
-) -> None:
-    # With the second lambda, from round 4 on, all are better by 1. Client 2 is there with one of
-    # the two only and says 100, so that by the means over whoever is there the second is worse.
-    path = LambdaPath(
-        [0.0, 0.1],
-        warm=warm,
-        better="lower" if coming else "higher",
-        min_rounds=3,
-        max_rounds=3,
-        tol=0.0,
-    )
-    strategy = along(path, fraction_train=1.0, max_missed_rounds=1)
-    small, large = [2, 3, 4], [2, 3, 4, 5]
-    online = {0: small, 4: large} if coming else {0: large, 4: small}
-    grid = RestlessGrid(app(), PARTITIONS, online)
-    update = strategy.update
-
-    def saying(server_round: int, replies: Mapping[int, Any]) -> None:
-        for client, reply in replies.items():
-            better = float(server_round > 3)
-            said = 5.0 - better if coming else 5.0 + better
-            reply.metrics["validation-loss"] = 100.0 if client == JOINING else said
-        update(server_round, replies)
-
-    strategy.update = saying  # type: ignore[method-assign]
-    strategy.start(grid, arrays(), 7)
-    taken = strategy.diagnostics().path
-    assert (taken.chosen, taken.last_rounds.tolist()) == (1, [3, 6])
-
-
 @pytest.mark.parametrize("loss", fast([float("inf")], [1e308, float("inf"), float("nan")]))
 def test_a_loss_that_is_none_is_the_worst_and_can_be_saved(loss: float) -> None:
     class Diverged(FPFCClient):
@@ -343,11 +260,6 @@ def test_a_loss_that_is_none_is_the_worst_and_can_be_saved(loss: float) -> None:
     again = along(LambdaPath([0.0, 0.5], min_rounds=1, max_rounds=2), fraction_train=1.0)
     again.load_state_dict(strategy.state_dict())
     again.start(WatchedGrid(clients, NUM_CLIENTS), arrays(), 4)
-
-
-def test_nobody_is_named_where_all_report_the_metric(warned: Warned) -> None:
-    along(SEPARATE).start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 1)
-    assert not warned("round 1")
 
 
 # --- Bad input ------------------------------------------------------------------------------------
@@ -412,85 +324,3 @@ def test_a_run_that_ends_on_its_way_says_so(caplog: pytest.LogCaptureFixture) ->
     strategy.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 6)
     assert strategy.diagnostics().path is not None
     assert warnings_in(caplog.records, "round 6", "max_rounds")
-
-
-# --- A penalty that is set ------------------------------------------------------------------------
-
-
-def changing(strategy: FPFC, rounds: int, penalties: Mapping[int, Any], **options: Any) -> State:
-    def on_round(server_round: int, metrics: Any) -> None:
-        if server_round in penalties:
-            strategy.penalty = penalties[server_round]
-
-    grid = WatchedGrid(app(), NUM_CLIENTS)
-    strategy.start(grid, arrays(), rounds, on_round=on_round, **options)
-    return strategy.state_dict()
-
-
-def test_a_penalty_that_is_set_is_that_of_the_next_update() -> None:
-    changed = along(SmoothedSCAD(0.2))
-    state = changing(changed, 3, {2: L1(0.7)})
-    assert changed.penalty == L1(0.7) == changed.penalty_in_use
-    assert changed.title == "FPFC-l1"
-    unchanged = changing(along(SmoothedSCAD(0.2)), 3, {})
-    assert not np.array_equal(state["state/pairs/scale"], unchanged["state/pairs/scale"]), (
-        "round 3's update has the new penalty"
-    )
-    assert np.array_equal(state["state/pairs/omega"], unchanged["state/pairs/omega"])
-
-
-@pytest.mark.slow
-def test_it_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    whole_run = changing(along(SmoothedSCAD(0.2)), 6, {2: SmoothedSCAD(0.7, xi=1e-3)})
-    changing(along(SmoothedSCAD(0.2)), 4, {2: SmoothedSCAD(0.7, xi=1e-3)}, checkpoint_dir=tmp_path)
-    copied = copy.copy(list(tmp_path.iterdir()))
-    assert copied
-    resumed = along(SmoothedSCAD(0.2))
-    state = changing(resumed, 6, {}, checkpoint_dir=tmp_path, resume=True)
-    assert_same_bits(state, whole_run)
-    assert resumed.penalty == SmoothedSCAD(0.7, xi=1e-3)
-    assert not [line for line in caplog.messages if "other settings" in line]
-
-
-def test_a_resumed_run_that_is_given_another_penalty_has_that() -> None:
-    state = changing(along(SmoothedSCAD(0.2)), 4, {2: SmoothedSCAD(0.7)})
-    resumed = along(MCP(0.3))
-    resumed.load_state_dict(state)
-    resumed.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 5)
-    assert resumed.penalty == MCP(0.3)
-
-
-def test_what_was_set_is_what_the_next_run_begins_with() -> None:
-    strategy = along(SmoothedSCAD(0.2))
-    changing(strategy, 2, {1: SmoothedSCAD(0.7)})
-    state = changing(strategy, 3, {})
-    assert_same_bits(state, changing(along(SmoothedSCAD(0.7)), 3, {}))
-
-
-@pytest.mark.slow
-def test_a_penalty_that_cannot_be_set_is_refused() -> None:
-    class Own(SmoothedSCAD):
-        pass
-
-    for value, error in (
-        (0.5, TypeError),
-        ("auto", TypeError),
-        (MCP(0.5, gamma=0.5), ValueError),
-    ):
-        with refused(error):
-            changing(along(SmoothedSCAD(0.2)), 2, {1: value})
-    for strategy in (along(WARM), along("auto", consensus_rounds=2)):
-        with refused(ValueError, "penalty", strategy.penalty):
-            changing(strategy, 2, {1: L1(0.5)})
-    for given, rounds in (("auto", 12), (LambdaPath([0.2], min_rounds=1, max_rounds=2), 4)):
-        found = along(given, consensus_rounds=1)
-        changing(found, rounds, {rounds - 1: L1(0.5)})
-        assert found.penalty_in_use == L1(0.5)
-
-
-@pytest.mark.parametrize("damaged", [np.array(1.0), np.array(b"{"), np.zeros(3)])
-def test_a_damaged_penalty_is_refused(damaged: NDArray[Any]) -> None:
-    # Of the first the fuzz of saved states found that it has no length.
-    penalty = FixedPenalty(L1(0.5), None)
-    with refused(ValueError, "replacement"):
-        penalty.load_state_arrays(penalty.state_arrays() | {"replacement": damaged})

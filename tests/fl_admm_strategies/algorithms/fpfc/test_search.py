@@ -22,10 +22,9 @@ from clients.toolkit.data.batches import split_batch
 from clients.toolkit.data.holdout import hold_out
 from fl_admm_strategies import FPFC, InProcessGrid, LambdaPath, SmoothedSCAD
 from fl_admm_strategies.algorithms.fpfc.finding import LONGER, PROBE_ROUNDS, VOTERS
-from fl_admm_strategies.algorithms.fpfc.types import FPFCInstruction
+from fl_admm_strategies.algorithms.fpfc.messages import FPFCMessage, TrialInstruction
 from fl_admm_strategies.maths.blocks import under
 from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
-from simulations.attacks import Attack, AttackingClient
 from tests.support.federation import (
     RestlessGrid,
     WatchedGrid,
@@ -115,39 +114,6 @@ def test_the_groups_are_found_and_lambda_from_them() -> None:
     assert isinstance(strategy.penalty_in_use, SmoothedSCAD)
 
 
-def test_who_is_asked_what_in_every_stage() -> None:
-    _, grid = plain()
-    everybody = list(range(NUM_CLIENTS))
-    numbers = {r: config(grid.phase(MessageType.TRAIN, r)[0]) for r in range(1, ROUNDS + 1)}
-    assert len(asked(grid, CONSENSUS)) == 3
-    epochs = {
-        CONSENSUS: 4,
-        PROBE: 20,
-        REFIT: 4,
-        SCORE: 0,
-        REPROBE: 20,
-        JUDGE: 0,
-        FUSION: 4,
-    }
-    assert {r: numbers[r]["local-epochs"] for r in (*epochs, FUSION)} == epochs | {FUSION: 4}
-    counts = [numbers[r].get("candidates") for r in range(1, ROUNDS + 1)]
-    assert counts == [None, 1, *(4,) * 6, 1, 4, *(None,) * 3]
-    for server_round in (PROBE, REFIT, REFIT + 4, SCORE, REPROBE, JUDGE):
-        assert asked(grid, server_round) == everybody
-    assert len(asked(grid, FUSION)) == 3
-    for server_round in range(1, ROUNDS + 1):
-        for message in grid.phase(MessageType.TRAIN, server_round):
-            assert config(message).get("held-out") == (0.2 if server_round <= JUDGE else None)
-    # omega_i is sent along unless a client has uploaded it in the round before: who sits out moves
-    # with its group.
-    before: set[int] = set()
-    for server_round in range(FUSION, ROUNDS + 1):
-        for message in grid.phase(MessageType.TRAIN, server_round):
-            groups = parse_groups(config(message))
-            assert ("start" in groups) == (message.metadata.dst_node_id - FIRST not in before)
-        before = set(asked(grid, server_round))
-
-
 def uploads(grid: WatchedGrid, server_round: int) -> dict[int, dict[str, Any]]:
     return {
         reply.metadata.src_node_id - FIRST: from_array_record(reply.content["arrays"])
@@ -209,20 +175,11 @@ def sent(grid: WatchedGrid, server_round: int) -> dict[int, list[Any]]:
     for message in grid.phase(MessageType.TRAIN, server_round):
         records = message.content.array_records.values()
         parameters = [array.numpy() for record in records for array in record.values()]
-        asked = FPFCInstruction.decode(parameters, config(message))
-        blocks = [under(f"{k}/", asked.more or {}) for k in range(1, asked.candidates or 0)]
+        asked = FPFCMessage.decode(parameters, config(message))
+        assert isinstance(asked, TrialInstruction)
+        blocks = [under(f"{k}/", asked.more or {}) for k in range(1, asked.num_models)]
         found[message.metadata.dst_node_id - FIRST] = list(map(flat, [asked.anchor, *blocks]))
     return found
-
-
-def test_groups_models_begin_as_the_means_of_the_probes() -> None:
-    grid = run(auto(max_norm=1e6), REFIT)  # by default one upload is clipped
-    probes = [flat(under("0/", upload)) for upload in uploads(grid, PROBE).values()]
-    for client, models in sent(grid, REFIT).items():
-        same_group = [c for c in range(NUM_CLIENTS) if GROUPS[c] == GROUPS[client]]
-        for k, members in ((0, range(6)), (1, same_group), (3, [client])):
-            expected = np.mean([probes[c] for c in members], axis=0)
-            assert_allclose(models[k], expected, rtol=1e-4, atol=1e-6)
 
 
 def of_one_feature_each(client: int) -> Samples:
@@ -248,20 +205,6 @@ def test_where_alone_is_taken_the_best_other_grouping_has_more_time(
     for server_round in longer:
         assert len(asked(grid, server_round)) == 2
         assert {len(models) for models in sent(grid, server_round).values()} == {2}
-
-
-@pytest.mark.slow
-def test_more_time_where_only_a_client_without_a_place_is_sampled() -> None:
-    # Client 3 is lost in the probe. In some round it alone is sampled: then all others are asked.
-    spoil = {PROBE + k: without(3) for k in range(PROBE_ROUNDS)}
-    grid = WatchedGrid(app_of(of_one_feature_each), 4, spoil=spoil)
-    strategy = auto(fraction_train=0.25, max_norm=1e6)
-    run(strategy, 90, grid)
-    search = strategy.diagnostics().search
-    longer = range(SCORE + PROBE_ROUNDS, search.last_round)
-    counts = [len(asked(grid, r)) for r in longer]
-    assert set(counts) == {1, 3}
-    assert not [r for r in longer if 3 in asked(grid, r)]
 
 
 @pytest.mark.slow
@@ -297,21 +240,6 @@ def test_of_many_clients_a_few_choose_and_the_one_of_its_kind_is_among_them() ->
         expected = probes[odd] if client == odd else of_others
         assert any(np.allclose(model_, expected, rtol=1e-5) for model_ in offered[client])
         assert_allclose(offered[client][-1], probes[client], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_search_of_100_clients_costs_what_40_rounds_of_fedavg_cost() -> None:
-    def data_of_many(client: int) -> Samples:
-        return samples(client, (1 - client % 4 // 2 * 2) * SLOPES[client % 2], 30, 0.1)
-
-    # Without a bound: what it has clipped is sent back.
-    settings = {"lr": 0.1, "local_epochs": 2, "fraction_train": 0.1, "fraction_evaluate": 0.0}
-    strategy = FPFC(**settings, max_norm=1e6, seed=1)
-    run(strategy, 24, WatchedGrid(app_of(data_of_many), 100))
-    search = strategy.diagnostics().search
-    spent = [strategy.traffic[r] for r in range(1, search.last_round + 1)]
-    numbers = sum(t.down + t.up for t in spent if t is not None) / 4  # float32
-    assert numbers <= 40 * 10 * 2 * 4  # d = 4
 
 
 @pytest.mark.slow
@@ -357,17 +285,6 @@ def test_one_group_and_everybody_alone(caplog: pytest.LogCaptureFixture) -> None
 
 
 # --- Too short, too few, bad input ----------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_run_that_is_too_short_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    strategy = auto(fraction_evaluate=1.0)
-    run(strategy, 4)
-    assert warnings_in(caplog.records) == []
-    assert strategy.clusters().tolist() == [0] * 6
-    assert warnings_in(caplog.records, "round 4", "8 rounds", "consensus_rounds")
-    assert strategy.diagnostics().search is None
-    assert strategy.diagnostics().lam == 0
 
 
 def descent(x: torch.Tensor, y: torch.Tensor, start: Mapping[str, Any]) -> nn.Module:
@@ -443,36 +360,6 @@ def test_a_client_holds_out_one_sample_at_least_and_with_only_one_has_no_vote() 
 def test_clients_with_one_sample_each_are_refused() -> None:
     with refused(RuntimeError, "samples"):
         run(auto(), grid=clients_with(dict.fromkeys(range(NUM_CLIENTS), 1)))
-
-
-@pytest.mark.slow
-def test_a_correction_survives_an_interruption(tmp_path: Path) -> None:
-    def start(rounds: int, **options: Any) -> FPFC:
-        strategy = auto(validation_share=0.0)
-        grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
-        run(strategy, rounds, grid, checkpoint_dir=tmp_path / "saved", **options)
-        return strategy
-
-    start(REFIT + 1)
-    whole = auto(validation_share=0.0)
-    run(whole)
-    assert_same_bits(start(ROUNDS, resume=True).state_dict(), whole.state_dict())
-
-
-@pytest.mark.slow
-def test_a_clients_own_validation_data_are_used() -> None:
-    # Labels of the other group: by them the best model is another client's... and nothing is
-    # held out, so that the probes are of all 30 samples.
-    def client(context: Context) -> Any:
-        batch = data(int(context.node_config["partition-id"]))
-        return searching(context, validation_loader=[batch]).to_client()
-
-    strategy = auto()
-    grid = run(strategy, grid=WatchedGrid(client_app(client), NUM_CLIENTS))
-    assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
-    assert not np.array_equal(
-        uploads(grid, PROBE)[0]["0/weight"], uploads(plain()[1], PROBE)[0]["0/weight"]
-    )
 
 
 def test_a_client_that_cannot_compute_its_loss_is_refused() -> None:
@@ -551,16 +438,6 @@ def test_a_lost_reply_of_another_stage_counts_as_none(server_round: int) -> None
 
 
 @pytest.mark.slow
-def test_a_round_without_any_reply_is_repeated() -> None:
-    strategy = auto()
-    spoil = {r: without(*range(NUM_CLIENTS)) for r in (REFIT, SCORE + 1)}
-    run(strategy, ROUNDS + 2, WatchedGrid(app(), NUM_CLIENTS, spoil=spoil))
-    search, expected = strategy.diagnostics().search, plain()[0].diagnostics().search
-    assert search.last_round == SCORE + 2
-    assert_allclose(search.losses, expected.losses, rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_a_score_that_is_not_finite_is_no_score() -> None:
     class Boasting(FPFCClient):
         def measure(self, problem: Any) -> dict[str, float]:
@@ -619,23 +496,11 @@ def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_pat
     assert_array_equal(found.losses, expected.losses)
 
 
-def test_interrupted_before_the_search_has_anything_it_resumes_to_the_same_bits(
-    tmp_path: Path,
-) -> None:
-    expected, *parts = (auto(consensus_rounds=3) for _ in range(3))
-    run(expected, 2)
-    for rounds, strategy in enumerate(parts, start=1):
-        grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
-        run(strategy, rounds, grid, checkpoint_dir=tmp_path / "saved", resume=rounds > 1)
-    assert_same_bits(parts[-1].state_dict(), expected.state_dict())
-
-
 def test_a_saved_search_of_another_run_is_refused() -> None:
     state = plain()[0].state_dict()
     for damaged in (
         {k: v for k, v in state.items() if not k.endswith("source/center")},
-        state | {"state/source/center": np.zeros(3, np.float32)},
-        state | {"state/source/local_ids": np.zeros(2, np.uint64)},
+        state | {"state/source/groups/ids": np.zeros(2, np.uint64)},
     ):
         strategy = auto()
         strategy.load_state_dict(damaged)
@@ -646,25 +511,6 @@ def test_a_saved_search_of_another_run_is_refused() -> None:
         strategy.load_state_dict(state)
         with refused(ValueError):
             run(strategy, ROUNDS + 1)
-
-
-@pytest.mark.slow
-def test_uploads_are_bounded_and_forged_in_the_search_too() -> None:
-    # Client 3 multiplies what it uploads, in every stage that has an upload.
-    attack = Attack("sign-flip", ratio=0.2, sigma=1e3)
-
-    def client(context: Context) -> Any:
-        honest = searching(context)
-        if context.node_config["partition-id"] == 3:
-            return AttackingClient(honest, attack, 3).to_client()
-        return honest.to_client()
-
-    strategy = auto(max_norm=5.0)
-    run(strategy, ROUNDS + 2, grid=WatchedGrid(client_app(client), NUM_CLIENTS))
-    means = strategy.run.record.result.train_metrics_clientapp
-    assert all(means[k]["clipped"] == 1 for k in (PROBE, PROBE + 1, PROBE + 2))
-    search = strategy.diagnostics().search
-    assert search.labels == {0: 0, 1: 1, 2: 0, 4: 1, 5: 0}
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 from clients import FPFCClient, client_app
-from fl_admm_strategies import FPFC, AsyncFPFC, InProcessGrid, SmoothedSCAD
+from fl_admm_strategies import FPFC, AsyncFPFC, InProcessGrid
 from fl_admm_strategies.algorithms.fpfc import together
 from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
 from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
@@ -40,7 +40,7 @@ from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
     uploads,
     without,
 )
-from tests.support.federation import RestlessGrid, WatchedGrid, assert_same_bits
+from tests.support.federation import WatchedGrid, assert_same_bits
 from tests.support.legacy import run_legacy
 from tests.support.pairs import v_of
 from tests.support.slopes import app_of, arrays, client_of
@@ -115,24 +115,6 @@ def test_pairs_begin_in_the_last_rounds() -> None:
     assert search.fused_from == PAIRS - 1
     assert search.lam_inside >= strategy.diagnostics().lam > 0
     assert strategy.state.pairs.num_stored > 0
-
-
-@pytest.mark.slow
-def test_a_penalty_that_the_user_sets_ends_it() -> None:
-    strategy, uneven = auto(), WatchedGrid(app_of(unequal), NUM_CLIENTS)
-
-    def exchange(server_round: int, metrics: Any) -> None:
-        if server_round == JUDGE + 1:
-            strategy.penalty = SmoothedSCAD(0.7)
-
-    grid = run(strategy, LAST, uneven, on_round=exchange)
-    assert strategy.state.source.found.fused_from == JUDGE + 1
-    assert 0 in {c for r in range(JUDGE + 2, LAST + 1) for c in asked(grid, r)}
-    for server_round in range(JUDGE + 2, LAST + 1):
-        assert {config(m)["rho"] for m in grid.phase(MessageType.TRAIN, server_round)} == {1.0}
-    assert strategy.penalty_in_use == SmoothedSCAD(0.7)
-    assert strategy.state.pairs.groups.inside == SmoothedSCAD(0.7)
-    assert not strategy.state.pairs.groups.move
 
 
 # --- FPFC's own rounds ----------------------------------------------------------------------------
@@ -276,41 +258,7 @@ def test_a_client_that_comes_later_says_which_group_suits_it(late: int) -> None:
     assert config(after[0])["rho"] == (0.0 if late + 1 < PAIRS + 3 else 1.0)
 
 
-@pytest.mark.slow
-def test_a_client_of_another_kind_is_a_group_of_its_own() -> None:
-    def other(client: int) -> Any:
-        inputs, outputs = data(client)
-        return (inputs, -5 * outputs) if client == 3 else (inputs, outputs)
-
-    silent = {r: without(3) for r in range(PROBE, LAST)}
-    strategy = auto(fraction_train=1.0)
-    run(strategy, LAST + 2, WatchedGrid(app_of(other), NUM_CLIENTS, spoil=silent))
-    assert strategy.clusters().tolist() == [0, 1, 0, 2, 1, 0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", [JUDGE + 2, PAIRS])
-def test_clients_come_and_go_in_every_stage(when: int) -> None:
-    nodes = [FIRST + place for place in range(7)]
-    online = {0: nodes[:6], when: [node for node in nodes if node != nodes[4]]}
-    grid = RestlessGrid(app(), (*range(NUM_CLIENTS), 6), online)
-    strategy = auto(max_missed_rounds=1, fraction_train=1.0)
-    strategy.start(grid, arrays(), LAST)
-    assert strategy.client_ids == [0, 1, 2, 3, 5, 6]
-    assert strategy.clusters().tolist() == [0, 1, 0, 1, 0, 0]
-
-
 # --- The headline ---------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_clusters_model_is_the_headline() -> None:
-    strategy = auto(fraction_evaluate=1.0)
-    run(strategy, LAST, evaluate_every=LAST)
-    assert list(strategy.kinds) == ["cluster", "personal", "global"]
-    for metrics in strategy.evaluate_metrics[LAST].values():
-        assert metrics["loss"] == metrics["cluster-loss"]
-    assert list(FPFC(SmoothedSCAD(0.5)).kinds) == ["personal", "cluster", "global"]
 
 
 # --- Resuming, engines, one reply at a time -------------------------------------------------------
@@ -332,15 +280,6 @@ def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_pat
     resumed = auto()
     start(resumed, resume=True)
     assert_same_bits(resumed.state_dict(), whole()[0].state_dict())
-
-
-@pytest.mark.slow
-def test_pairs_that_have_begun_stay_in_a_run_that_is_continued(tmp_path: Path) -> None:
-    strategy = auto()
-    run(strategy, LAST, checkpoint_dir=tmp_path)
-    strategy = auto()
-    run(strategy, LAST + 20, checkpoint_dir=tmp_path, resume=True)
-    assert strategy.state.source.found.fused_from == PAIRS - 1
 
 
 @pytest.mark.slow
