@@ -11,8 +11,8 @@ from flwr.serverapp import Grid
 
 from ..maths.checks import listing
 from .common.collector import collector_paused
+from .members.client_keys import ClientKeys
 from .members.discovery import QUERY_TIMEOUT, Discovery, GridNodes
-from .members.owners import Owners
 from .messages.identity import check_actor
 from .messages.packing import Known, pack_instructions, unpack_replies
 from .messages.records import (
@@ -43,8 +43,8 @@ class GridLink:
         Seconds to wait for them.
     most_per_node : int or None
         Clients that a node may host.
-    owners : Owners
-        Whose the clients' ids are.
+    client_keys : ClientKeys
+        The keys of the nodes that the clients' ids belong to.
 
     Attributes
     ----------
@@ -55,17 +55,17 @@ class GridLink:
     at_least: int
     timeout: float
     most_per_node: int | None
-    owners: Owners
+    client_keys: ClientKeys
 
     def __post_init__(self) -> None:
-        self.discovery = Discovery(self.owners, self.most_per_node)
+        self.discovery = Discovery(self.client_keys, self.most_per_node)
         self._nodes: GridNodes | None = None
         self._sent: list[Metadata] = []  # of the messages of this phase
 
     def connect(self, grid: Grid, wanted: Collection[int], *, allow_missing: bool) -> None:
         """Wait for the clients that the run needs; see `Discovery.find`."""
         self._nodes = GridNodes(grid, patience=min(QUERY_TIMEOUT, self.timeout / 4))
-        self.discovery = Discovery(self.owners, self.most_per_node)
+        self.discovery = Discovery(self.client_keys, self.most_per_node)
         self.discovery.find(
             self._nodes,
             at_least=self.at_least,

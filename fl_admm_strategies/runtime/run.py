@@ -131,7 +131,7 @@ class Run:
 
     def prepare(self) -> list[int]:
         """Before anybody is looked for, put back whose the ids are; return the saved clients."""
-        self.membership.owners.begin(under(BASE, self.resume.saved or {}))
+        self.membership.client_keys.reset(under(BASE, self.resume.saved or {}))
         return self.resume.saved_clients
 
     def begin(
@@ -164,8 +164,8 @@ class Run:
         found, algorithm, resume = sorted(client_ids), self.algorithm, self.resume
         allow_missing = self.membership.max_missed_rounds is not None
         resume.compare_clients(found, announced, allow_missing=allow_missing)
-        self.membership.begin(resume.saved_clients or found, announced)
-        self.sampling.begin()
+        self.membership.reset(resume.saved_clients or found, announced)
+        self.sampling.reset()
         self.intake.begin()
         self.bound.begin()
         self.privacy.begin()
@@ -236,7 +236,7 @@ class Run:
             f"the run begins without clients {listing(sorted(clients))}, whose handshake failed; "
             "they may join later",
         )
-        members.begin(left, members.announced)
+        members.reset(left, members.announced)
         members.asked_in_vain(clients, 0)
         self._init_state()
 
@@ -575,7 +575,7 @@ class Run:
             f"round {server_round}: clients {listing(lost)} have lost what they keep between "
             "rounds; they start afresh",
         )
-        self.membership.reset(lost)
+        self.membership.mark_lost(lost)
         self.algorithm.on_state_lost(server_round, lost)
 
     # ------------------------------------------------------------------------------------------

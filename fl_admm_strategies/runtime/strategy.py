@@ -166,7 +166,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             self.min_available_nodes,
             self.node_timeout,
             self.max_clients_per_node,
-            self.membership.owners,
+            self.membership.client_keys,
         )
 
     # ------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class AsyncFPFC(FPFC):
             self.min_available_nodes,
             self.node_timeout,
             self.max_clients_per_node,
-            self.membership.owners,
+            self.membership.client_keys,
             self.run,
             delay if delay is None or callable(delay) else lambda server_round, client: delay,
             self.max_staleness,

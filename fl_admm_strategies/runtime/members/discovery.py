@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Sequence
 from logging import INFO, WARNING
-from typing import Any, Protocol
+from typing import Any
 
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from ...maths.checks import listing
 from ..messages.identity import Identity, ask, most_common, read_identity
-from .owners import Owners
+from .client_keys import ClientKeys
 
 # Seconds that a phase waits for new nodes to say who they are; a later answer counts for the next.
 QUERY_TIMEOUT = 10.0
@@ -26,18 +26,6 @@ _QUIET = 0.25
 
 # Nodes that must say that their app does not answer queries until the others are not asked.
 _AGREE = 2
-
-
-class Nodes(Protocol):
-    """The nodes of a federation, as one of Flower's APIs shows them."""
-
-    def connected(self, owners: Owners) -> set[int]:
-        """Return the ids of the connected nodes, whose keys `owners` knows from then on."""
-        ...
-
-    def identify(self, nodes: Collection[int]) -> dict[int, Identity]:
-        """Ask those of these nodes that were not asked yet; return the answers that have come."""
-        ...
 
 
 class GridNodes:
@@ -58,9 +46,9 @@ class GridNodes:
         self._without_query_handler: set[int] = set()
         self._one_by_one = True
 
-    def connected(self, owners: Owners) -> set[int]:
+    def connected(self, client_keys: ClientKeys) -> set[int]:
         """Return the ids of the connected nodes."""
-        return owners.connected(self.grid)
+        return client_keys.connected(self.grid)
 
     def identify(self, nodes: Collection[int]) -> dict[int, Identity]:
         """Ask those of these nodes that were not asked yet; return the answers that have come.
@@ -95,24 +83,23 @@ class Discovery:
 
     A node whose word cannot be right is left out, with a warning that names it, and does not hold
     up the others: one that hosts a client that another connected node hosts already, or whose id is
-    another's (`Owners`), or too many.
+    another's (`ClientKeys`), or too many.
 
     Parameters
     ----------
-    owners : Owners
-        Whose ids the clients are.
+    client_keys : ClientKeys
+        The keys of the nodes that the clients' ids belong to.
     most_per_node : int, optional
         Clients that a node may host.
     """
 
-    def __init__(self, owners: Owners, most_per_node: int | None = None) -> None:
-        self._owners = owners
+    def __init__(self, client_keys: ClientKeys, most_per_node: int | None = None) -> None:
+        self._client_keys = client_keys
         self._most_per_node = most_per_node
         self._identities: dict[int, Identity] = {}  # what every node said of itself
         self._connected: set[int] = set()
         self._silent: set[int] = set()  # nodes that did not answer at the last look
         self._left_out: dict[int, str] = {}  # why a node is not used, so as to say it once
-        self._patience = QUERY_TIMEOUT  # for new nodes; half of it after each that said nothing
         self.node_of: dict[int, int] = {}
         """The node of every client."""
 
@@ -158,7 +145,7 @@ class Discovery:
 
     def find(
         self,
-        nodes: Nodes,
+        nodes: GridNodes,
         *,
         at_least: int,
         timeout: float,
@@ -174,7 +161,7 @@ class Discovery:
 
         Parameters
         ----------
-        nodes : Nodes
+        nodes : GridNodes
             Where to look.
         at_least : int
             Clients that are needed.
@@ -198,7 +185,6 @@ class Discovery:
         while True:
             self._look(nodes)
             self._check_apps()
-            self._leave_out_excess()
             if known != (known := (len(self._connected), len(self._identities))):
                 heard_at = time.monotonic()
             found = len(self.connected)
@@ -227,13 +213,6 @@ class Discovery:
                     f"{unheard}{self._trouble}"
                 )
             wait.go_on(found, needed, missing, silent)
-        for node, identity in self._identities.items():
-            if identity.num_clients not in (0, self.announced):
-                log(
-                    WARNING,
-                    f"node {node} says that the federation has {identity.num_clients} clients, "
-                    f"most nodes say {self.announced}; its word is not taken",
-                )
 
     def _warn_of_missing(self, found: int, needed: int, silent: Sequence[int]) -> None:
         """Say without whom a run begins, of so many that most nodes say there are."""
@@ -250,37 +229,17 @@ class Discovery:
                 "begins without the others, which may join",
             )
 
-    def _leave_out_excess(self) -> None:
-        """Leave out nodes of many clients with which there would be more than most nodes say."""
-        while self.announced and len(self.connected) > self.announced:
-            node = max(sorted(self._connected), key=lambda node: len(self.clients_on(node)))
-            if len(clients := self.clients_on(node)) < 2:
-                return  # each node has a client of its own, such as one that joins
-            self.forget(clients)
-            self._left_out[node] = self._excess(clients)
-            log(WARNING, "node %s is left out: it %s", node, self._left_out[node])
-
-    def _excess(self, clients: Sequence[int]) -> str:
-        """Return in words that a node's clients are too many beside those of others."""
-        others = set(self.connected).difference(clients)
-        if not self.announced or len(clients) < 2 or len(others) + len(clients) <= self.announced:
-            return ""
-        return (
-            f"hosts {len(clients)} clients, {listing(sorted(clients))}, beside {len(others)} of "
-            f"others, and most nodes say that there are {self.announced}"
-        )
-
-    def refresh(self, nodes: Nodes, *, at_least: int = 0, timeout: float = 0.0) -> list[int]:
+    def refresh(self, nodes: GridNodes, *, at_least: int = 0, timeout: float = 0.0) -> list[int]:
         """Find out before a phase who is connected, who has come back, and who is new.
 
         A SuperNode that was restarted may have another node id than before. So nodes that were not
-        there are asked which clients they host. One takes them over if their ids are its own
-        (`Owners`) and none of them has a node that is still connected: two live nodes with the same
-        partition-id are a mistake, and the first keeps its clients.
+        there are asked which clients they host. A node takes them over if its key may have their
+        ids (`ClientKeys`) and none of them has a node that is still connected: two live nodes with
+        the same partition-id are a mistake, and the first keeps its clients.
 
         Parameters
         ----------
-        nodes : Nodes
+        nodes : GridNodes
             Where to look.
         at_least : int
             Clients that must be connected.
@@ -309,7 +268,7 @@ class Discovery:
         while True:
             known = set(self.node_of)
             before = self._connected
-            taken_over = self._look(nodes, self._patience)
+            taken_over = self._look(nodes, QUERY_TIMEOUT)
             for node, clients in taken_over.items():
                 for who, what in ((set(clients) - known, "new"), (known & set(clients), "back")):
                     if who:
@@ -330,9 +289,9 @@ class Discovery:
                 )
             wait.go_on(found, at_least)
 
-    def _look(self, nodes: Nodes, patience: float = 0.0) -> dict[int, list[int]]:
+    def _look(self, nodes: GridNodes, patience: float = 0.0) -> dict[int, list[int]]:
         """See who is connected, and ask who is new; return the clients that nodes took over."""
-        self._connected = nodes.connected(self._owners)
+        self._connected = nodes.connected(self._client_keys)
         deadline = time.monotonic() + patience
         while silent := self._connected - self._identities.keys():
             if answers := nodes.identify(silent):
@@ -341,8 +300,6 @@ class Discovery:
                 break  # nobody is waited for twice
             else:
                 time.sleep(0.2)
-        if patience and not silent <= self._silent:
-            self._patience /= 2
         self._silent = silent
         return self._take_over()
 
@@ -361,7 +318,7 @@ class Discovery:
                 continue
             self._left_out.pop(node, None)
             self.node_of |= dict.fromkeys(clients, node)
-            self._owners.hand_over(clients, node)
+            self._client_keys.hand_over(clients, node)
             taken_over[node] = clients
         return taken_over
 
@@ -371,14 +328,14 @@ class Discovery:
         clients, most = identity.clients, self._most_per_node
         if identity.trouble:
             return identity.trouble
-        if most is None and self._owners.has_key(node):
+        if most is None and self._client_keys.has_key(node):
             most = 1
         if most is not None and len(clients) > most:
             return (
                 f"says that it hosts {len(clients)} clients, expected at most {most}. If they are "
                 "its own, give a larger max_clients_per_node, which is 1 for nodes with keys"
             )
-        if refusal := self._owners.refusal(node, clients) or self._excess(clients):
+        if refusal := self._client_keys.refusal(node, clients):
             return refusal
         others = self._connected - {node}
         if not (taken := [c for c in clients if self.node_of.get(c) in others]):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays
 from ..messages.records import Reply
-from .owners import Owners
+from .client_keys import ClientKeys
 
 MOST_ASKED = 5
 """How often a client is asked that was never heard, until it leaves the run."""
@@ -54,8 +54,8 @@ class Membership:
     waiting : dict of int to (int, int)
         By client that has no accepted upload: how often it was asked in vain, and from which round
         on it is asked again before it joins.
-    owners : Owners
-        Whose the clients' ids are.
+    client_keys : ClientKeys
+        The keys of the nodes that the clients' ids belong to.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Membership:
         client_keys: str | Mapping[int, str] = "first",
     ) -> None:
         self.max_missed_rounds = max_missed_rounds
-        self.owners = Owners(client_keys)
-        self.begin((), 0)
+        self.client_keys = ClientKeys(client_keys)
+        self.reset((), 0)
 
-    def begin(self, ids: Iterable[int], announced: int) -> None:
+    def reset(self, ids: Iterable[int], announced: int) -> None:
         """Start a run with these clients."""
         self.ids = sorted(ids)
         self.num_initial = len(self.ids)
@@ -80,7 +80,7 @@ class Membership:
         self.joining: dict[int, Reply | None] = {}
         self.waiting: dict[int, tuple[int, int]] = {}
         self._current: set[int] = set()
-        self.owners.bind(self.ids)
+        self.client_keys.bind(self.ids)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -124,7 +124,7 @@ class Membership:
         self.announced = max(self.announced, announced)
         here = [client for client in self.ids if client in connected]
         self.last_seen |= dict.fromkeys(here, server_round)
-        self.owners.bind(here)
+        self.client_keys.bind(here)
         self.joining = {c: reply for c, reply in self.joining.items() if c in connected}
 
     def unknown(self, connected: Iterable[int], server_round: int) -> list[int]:
@@ -191,7 +191,7 @@ class Membership:
         self.last_seen = {client: seen[client] for client in self.ids}
         for client in clients:
             del self.joining[client]
-        self.owners.bind(clients)
+        self.client_keys.bind(clients)
         return places
 
     def accept(self, clients: Collection[int], server_round: int) -> None:
@@ -204,7 +204,7 @@ class Membership:
         """Note clients that may hold something else than the server knows: they were asked."""
         self._current.difference_update(clients)
 
-    def reset(self, clients: Iterable[int]) -> None:
+    def mark_lost(self, clients: Iterable[int]) -> None:
         """Take clients that lost what they keep for clients without an accepted upload."""
         known = [client for client in clients if client in self]
         self.last_accepted |= dict.fromkeys(known, 0)
@@ -230,11 +230,11 @@ class Membership:
             "waiting": np.array(
                 [self.waiting[client] for client in sorted(self.waiting)], dtype=np.int64
             ).reshape(-1, 2),
-            **self.owners.state_arrays(),
+            **self.client_keys.state_arrays(),
         }
 
     def load_state_arrays(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned, after `begin` with its clients."""
+        """Put back what `state_arrays` returned, after `reset` with its clients."""
         rounds = (arrays[name].tolist() for name in ("last_accepted", "last_seen"))
         self.last_accepted, self.last_seen = (
             dict(zip(self.ids, column, strict=True)) for column in rounds

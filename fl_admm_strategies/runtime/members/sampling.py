@@ -34,9 +34,9 @@ class Sampling:
     seed: int
 
     def __post_init__(self) -> None:
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Start from the seed."""
         self._train, self._evaluate = np.random.default_rng(self.seed).spawn(2)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...maths.blocks import Arrays, any_length, check_saved, prefixed, spec_of, under
 from ...maths.checks import in_range, listing
 from ...maths.clienttable import ByClient
-from ..members.owners import read_owners
+from ..members.client_keys import read_keys
 
 BASE = "base/"
 """Before the names of what a run saves itself."""
@@ -109,7 +109,7 @@ def check_base(saved: Saved, expected: Saved) -> None:
     spec = spec_of(expected)
     rows = {name: spec[name] for name, array in expected.items() if array.ndim}
     check_saved(saved, spec | any_length(rows))
-    read_owners(under(BASE, saved))
+    read_keys(under(BASE, saved))
     known = saved[f"{BASE}client_ids"]
     if not len(known) or np.any(known[1:] <= known[:-1]):
         raise ValueError(f"The saved clients are {listing(known.tolist())}, not sorted ids.")

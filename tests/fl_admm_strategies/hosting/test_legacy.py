@@ -15,12 +15,14 @@ from flwr.serverapp.strategy import FedAvg
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, InProcessGrid, LegacyServer, SmoothedSCAD, made_by
 from tests.support.federation import (
+    KeyedGrid,
     assert_same_bits,
     client_fn_of,
     initial_arrays,
     make_client,
     not_asking,
     raising_client_fn,
+    trained,
 )
 from tests.support.legacy import run_legacy
 from tests.support.pace import fast
@@ -117,6 +119,18 @@ def test_a_run_in_which_every_client_fails_ends_with_the_reason() -> None:
     client_fn = raising_client_fn(FPFCClient, {c: [1, 2, 3] for c in range(NUM_CLIENTS)})
     with refused(RuntimeError, "disk is full"):
         run(fpfc(), 3, client_fn)
+
+
+@pytest.mark.slow
+def test_sites_are_known_by_their_keys_and_come_and_go() -> None:
+    # Client 1's node is gone from round 2 on; node 5 has its partition-id and another key, node 6
+    # its key: it is client 1 from round 4 on. Client 7 joins in round 3.
+    app = ClientApp(client_fn=client_fn_of(FPFCClient))
+    online = {0: [2, 3, 4], 2: [2, 4, 5], 3: [2, 4, 5, 7], 4: [2, 4, 5, 6, 7]}
+    grid = KeyedGrid(app, (0, 1, 2, 1, 1, 7), online, (0, 1, 2, 3, 1, 4))
+    strategy = fpfc(fraction_train=1.0, fraction_evaluate=0.0)
+    run_legacy(grid, strategy, initial_arrays(), 4)
+    assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 2, 7], 4: [0, 1, 2, 7]}
 
 
 def test_an_app_of_the_current_api_is_refused() -> None:

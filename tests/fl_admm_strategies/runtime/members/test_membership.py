@@ -25,7 +25,7 @@ from tests.support.federation import (
 
 def members(*clients: int, max_missed_rounds: int | None = None) -> Membership:
     own = Membership(max_missed_rounds)
-    own.begin(clients, 0)
+    own.reset(clients, 0)
     return own
 
 
@@ -39,7 +39,7 @@ def test_what_a_client_surely_holds() -> None:
     assert not own.has_current_state(5)
     assert own.last_accepted == {2: 0, 5: 3}
     own.accept([2, 5], 4)
-    own.reset([5, 9])  # it says that it has lost everything; nobody knows 9
+    own.mark_lost([5, 9])  # it says that it has lost everything; 9 is no client
     assert own.last_accepted == {2: 4, 5: 0}
     assert own.is_new(5)
     assert not own.has_current_state(5)

@@ -73,7 +73,7 @@ def test_training_does_not_hear_of_evaluation() -> None:
         drawn.append(one.for_training(range(20)))
         other.for_evaluation(range(20))
         assert other.for_training(range(20)) == drawn[-1]
-    one.begin()  # from the seed again
+    one.reset()  # from the seed again
     assert [one.for_training(range(20)) for _ in range(10)] == drawn
     assert sampling(fraction_train=0.3, seed=1).for_training(range(20)) != drawn[0]
 
@@ -102,9 +102,3 @@ def test_a_saved_generator_goes_on_where_it_was() -> None:
     for _ in range(5):
         assert other.for_training(range(20)) == own.for_training(range(20))
         assert other.for_evaluation(range(7)) == own.for_evaluation(range(7))
-
-
-def test_what_is_no_generator_is_refused() -> None:
-    own = sampling()
-    with pytest.raises(ValueError, match="utf"):
-        own.load_state_arrays(own.state_arrays() | {"train_rng": np.zeros(6, np.uint8)})

@@ -105,7 +105,7 @@ def test_an_evaluation_needs_no_arrays_and_may_have_no_data() -> None:
 
 def intake(*clients: int, known: tuple[int, ...] = ()) -> Intake:
     members = Membership()
-    members.begin(clients, 0)
+    members.reset(clients, 0)
     members.accept(known, 1)
     own = Intake(members)
     own.asked = {client: ClientInstruction({}) for client in clients}
@@ -133,7 +133,7 @@ def test_a_client_that_lost_its_state_is_told_apart(warned: Warned) -> None:
 
 def test_whose_replies_are_wanted_is_said_until_one_was_usable() -> None:
     members = Membership()
-    members.begin([1], 0)
+    members.reset([1], 0)
     own = Intake(members, "FPFC")
     failed = RawReply(error="OSError: disk full")
     right = raw()

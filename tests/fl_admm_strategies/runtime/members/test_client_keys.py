@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from clients import client_app
-from fl_admm_strategies.runtime.members.owners import Owners, fingerprint, read_owners
+from fl_admm_strategies.runtime.members.client_keys import ClientKeys, fingerprint, read_keys
 from fl_admm_strategies.runtime.messages.packing import pack_replies, unpack_instructions
 from fl_admm_strategies.runtime.messages.records import RawReply
 from tests.support.federation import (
@@ -95,7 +95,7 @@ def test_a_run_that_waits_in_vain_says_who_was_refused() -> None:
 def test_any_node_may_be_any_client_if_the_user_says_so() -> None:
     strategy = run(grid_of(GONE), client_keys="any")
     assert trained(strategy) == {1: WITH_1, 2: WITH_1, 3: WITH_1}
-    assert strategy.membership.owners.keys == {0: KEYS[0], 1: KEYS[3], 2: KEYS[2]}
+    assert strategy.membership.client_keys.keys == {0: KEYS[0], 1: KEYS[3], 2: KEYS[2]}
 
 
 def test_a_node_that_hosts_many_must_own_each_of_their_ids(warned: Warned) -> None:
@@ -180,9 +180,6 @@ def test_who_was_admitted_is_the_owner_from_then_on(tmp_path: Path, admit: Any) 
         run(grid_of({0: [2, 3, 4]}), 5, tmp_path)
 
 
-# --- The legacy API -------------------------------------------------------------------------------
-
-
 # --- The setting and the state --------------------------------------------------------------------
 
 
@@ -203,10 +200,10 @@ def test_the_constructor_refuses(value: Any, error: type[Exception], named: str)
 def test_a_state_holds_the_owners() -> None:
     strategy = run(grid_of(GONE))
     state = strategy.state_dict()
-    again = Owners()
-    again.begin({name.removeprefix("base/"): array for name, array in state.items()})
+    again = ClientKeys()
+    again.reset({name.removeprefix("base/"): array for name, array in state.items()})
     assert again.keys == {client: KEYS[client] for client in (0, 1, 2)}
     state["base/owner_keys"][1] = 0
     with refused(ValueError, "owner_keys"):
         mean().load_state_dict(state)
-    assert read_owners({}) == {}
+    assert read_keys({}) == {}

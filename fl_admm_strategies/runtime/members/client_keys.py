@@ -1,4 +1,4 @@
-"""Whose a client's id is: which node may be that client, where nodes have keys."""
+"""Which node may be which client, where nodes have keys."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def fingerprint(public_key: bytes) -> str:
     return f"SHA256:{b64encode(digest).decode().rstrip('=')}"
 
 
-def read_owners(arrays: Mapping[str, NDArray[Any]]) -> dict[int, str]:
-    """Return what `Owners.state_arrays` put into arrays; nothing where they lack it.
+def read_keys(arrays: Mapping[str, NDArray[Any]]) -> dict[int, str]:
+    """Return what `ClientKeys.state_arrays` put into arrays; nothing where they lack it.
 
     Raises
     ------
@@ -47,12 +47,12 @@ def read_owners(arrays: Mapping[str, NDArray[Any]]) -> dict[int, str]:
     return dict(zip(map(int, ids), keys, strict=True))
 
 
-class Owners:
+class ClientKeys:
     """The keys of the nodes, and to which of them the clients' ids belong.
 
     An id belongs to the key of the node that was this client when it became part of the run, until
     the run and all its resumptions are over, even if the client has left. Where nodes have no keys
-    (in simulations, where the engine deals the ids) nothing belongs to anybody.
+    (in simulations, where the engine deals the ids) an id belongs to no key.
 
     Parameters
     ----------
@@ -74,11 +74,11 @@ class Owners:
         _check(client_keys)
         self._anybody = client_keys == "any"
         self._given = {} if isinstance(client_keys, str) else dict(client_keys)
-        self.begin({})
+        self.reset({})
 
-    def begin(self, saved: Mapping[str, NDArray[Any]]) -> None:
-        """Start anew, or from what `state_arrays` returned; whom the user names comes first."""
-        self.keys = read_owners(saved) | self._given
+    def reset(self, saved: Mapping[str, NDArray[Any]]) -> None:
+        """Start anew, or from what `state_arrays` returned; what the user gives comes first."""
+        self.keys = read_keys(saved) | self._given
         self._key_of: dict[int, str] = {}  # by node
         self._present: dict[int, str] = {}  # by client, that of the node which it is on
 
@@ -125,7 +125,7 @@ class Owners:
             self.keys = self.keys | new
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the owners as arrays."""
+        """Return the keys of the clients' ids as arrays."""
         rows = [np.frombuffer(self.keys[client].encode(), np.uint8) for client in sorted(self.keys)]
         return {
             "owned_ids": np.array(sorted(self.keys), dtype=np.uint64),
