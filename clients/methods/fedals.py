@@ -9,7 +9,7 @@ from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.messages import FedALSInstruction
 
 from ..toolkit.round.completion import CompletionClient
-from ..toolkit.solving.factors import FactorSolver
+from ..toolkit.solving.factors import USERS, FactorSolver
 from ..toolkit.solving.steps import Scalars
 
 
@@ -44,7 +44,7 @@ class FedALSClient(CompletionClient[FedALSInstruction]):
         new = solver.item_equations(users)._asdict()
         if not asked.begins:
             held = self.memory.require(config)
-            before = solver.item_equations(held["U"])._asdict()
+            before = solver.item_equations(held[USERS])._asdict()
             new = {name: array - before[name] for name, array in new.items()}
         change = {name: np.asarray(new[name], items.dtype) for name in asked.upload}
         upload, held_back = self.whole_change(change, config, first=asked.begins)

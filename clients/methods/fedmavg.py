@@ -18,6 +18,7 @@ from ..toolkit.round.completion import (
     CompletionClient,
     Residual,
 )
+from ..toolkit.solving.factors import USERS
 from ..toolkit.solving.steps import Scalars
 
 _SHORTER = 5  # the paper's d_i = 5 lambda_max(U_i^T U_i); 1 would be enough for descent
@@ -46,7 +47,7 @@ class GradientStepsClient(CompletionClient[Asked]):
         length = 1 / largest_eigenvalue(items)
         for _ in range(asked.user_steps):
             users = users - length * (residual.user_gradient(users, items) + self.lam * users)
-        self.keep(config, {"U": users})
+        self.keep(config, {USERS: users})
         return residual, users, items
 
 

@@ -6,7 +6,7 @@ place by default are in `clients.toolkit.solving.factors`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,9 @@ from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.regularizers import Regularizer
 from fl_admm_strategies.messages import FedMCInstruction
 
-from ..toolkit.data.ratings import Ratings
-from ..toolkit.round.completion import (
-    LEAST_LIPSCHITZ,
-    CompletionClient,
-    Residual,
-)
-from ..toolkit.solving.factors import FactorSolver
+from ..toolkit.round.completion import LEAST_LIPSCHITZ, CompletionClient, Residual
+from ..toolkit.round.mirror import MirrorClient
+from ..toolkit.solving.factors import USERS, FactorSolver
 from ..toolkit.solving.steps import Reply, Scalars
 
 
@@ -98,7 +94,7 @@ def _lipschitz(factors: NDArray[Any]) -> float:
     return max(float(np.linalg.norm(factors.T @ factors)), LEAST_LIPSCHITZ)
 
 
-class FedMCADMMClient(CompletionClient[FedMCInstruction]):
+class FedMCADMMClient(MirrorClient, CompletionClient[FedMCInstruction]):
     """Client of `FedMCADMM`: the ratings of its users, and their factors, which stay here.
 
     Parameters
@@ -138,7 +134,8 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
     """
 
     strategy = FedMCADMM
-    instruction = FedMCInstruction
+    instruction: ClassVar[Any] = FedMCInstruction
+    resent = False  # the strategy does not have U_i
 
     def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
         """Return which items are rated here."""
@@ -147,96 +144,35 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         return [rated], self.train_size(), {}
 
     def train(self, asked: FedMCInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
-        """Take both minimisers, or N steps on U_i, then N on W_i.
+        """Take both minimisers, or N steps on U_i, then N on W_i, pulled to where the rule says.
 
-        Uploads W_i^{k+1}, of shape (r, n); with ``duals="client"`` Z_i^{k+1} - Z_i^k, where
-        Z_i = W_i + Y_i/beta, or W_i^{k+1} - V^k where V is of the participants' W_i. Metrics:
-        ``loss``, f_i for each training rating at the new factors.
+        Uploads W_i, or the change of Y_i/beta (with ``published=True`` of W_i + Y_i/beta) where the
+        client alone holds its variables. Metrics: ``loss``, f_i for each training rating at the new
+        factors.
         """
-        if asked.rated_only:
-            return self._train_on_rated(asked, config)
-        received = self.checked(asked.anchor)  # V^k, where the dual is here; else the anchor
-        # A U_i that the server knows of is not drawn anew in silence.
-        known = self.memory.recall if asked.dual is None else self.memory.require_known
-        held = known(config)
-        if held is None or asked.begins:
-            held = self._first_variables(held, asked, config)
-        anchor = received - held["Y"] / asked.beta if "Y" in held else received
-        start = received if asked.start_at == "global" else held["W"]
-        kept, items, loss = self._moved(self.train_ratings, held["U"], start, anchor, asked)
-        new = kept | {"W": items}
-        upload = dict.fromkeys(asked.anchor, new["W"])
-        change = new["W"] - received
-        if asked.duals == "client":
-            of_all = asked.averaging == "all"
-            if of_all:
-                change += new["W"] - held["W"]  # of Z_i: the first is (Y_new - Y_old)/beta
-            whole, share = self.clipped(dict.fromkeys(asked.anchor, change), {}, config)
-            if share < 1:
-                new["W"] = items - (1 - share) / (2 if of_all else 1) * change
-            upload, held_back = self.whole_change(whole, config, first=asked.begins)
-            new |= held_back
-        if "Y" in held:
-            new["Y"] = held["Y"] + asked.beta * (new["W"] - received)  # (13)
-        self.keep(config, new)
-        return upload, {"loss": loss}
-
-    def _moved(
-        self,
-        ratings: Ratings,
-        users: NDArray[Any],
-        items: NDArray[Any],
-        anchor: NDArray[Any],
-        asked: FedMCInstruction,
-    ) -> tuple[Arrays, NDArray[Any], float]:
-        """Return U_i as it is kept, W_i, and the loss by rating; all items are (r, n).
-
-        Both minimisers, or the steps from U_i and W_i.
-        """
-        if not asked.published:
+        ratings = self.train_ratings.of_rated_items() if asked.rated_only else self.train_ratings
+        v, turn = self.checked(asked.model, ratings), self.turn(asked, config)
+        point, weight = turn.rule.pull(turn.row, turn.w)
+        anchor, start = (
+            np.ascontiguousarray(vector.reshape(v.shape).T)
+            for vector in (point, turn.rule.start(turn.row, turn.w))
+        )
+        if turn.rule.published:
+            residual, steps = Residual(ratings, v.dtype), asked.inner_steps
+            users = self.users_at(v, asked, config)
+            users = user_steps(residual, users, start, self.regularizer, steps)
+            items = item_steps(residual, users, start, anchor, weight, steps)
+            kept, loss = {USERS: users}, residual.loss(users, items)
+        else:
             solver = FactorSolver(ratings, asked.feedback, asked.confidence)
-            users = solver.users(items.T, self.lam)
-            found = solver.items(users, asked.beta, anchor.T)
-            loss = solver.loss(users, found) / self.train_size()
-            return solver.kept(users), np.ascontiguousarray(found.T.astype(anchor.dtype)), loss
-        residual, before = Residual(ratings, anchor.dtype), np.ascontiguousarray(items.T)
-        users = user_steps(residual, users, before, self.regularizer, asked.inner_steps)
-        weight, target = asked.num_clients * asked.beta, np.ascontiguousarray(anchor.T)
-        found = item_steps(residual, users, before, target, weight, asked.inner_steps)
-        if not np.isfinite(found).all():
+            users = solver.users(start, self.lam)
+            items = solver.items(users, weight, anchor)
+            kept, loss = solver.kept(users), solver.loss(users, items)
+        if not np.isfinite(items).all():
             raise ValueError(
-                f"The steps diverged: W_i is not finite at beta={asked.beta}. Try a larger beta or "
-                "a smaller init_scale."
+                "The steps diverged: W_i is not finite. Try a larger beta or a smaller init_scale."
             )
-        loss = residual.loss(users, found) / self.train_size()
-        return {"U": users}, np.ascontiguousarray(found.T), loss
-
-    def _train_on_rated(self, asked: FedMCInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
-        """Take both minimisers over the items that are rated here; keep U_i alone."""
-        assert asked.start is not None
-        ((name, anchor),), (v,) = asked.anchor.items(), asked.start.values()
-        rated = self.train_ratings.of_rated_items()
-        if not anchor.shape == v.shape == (len(anchor), rated.num_items):
-            raise ValueError(
-                f"The server sent factors of shape {anchor.shape}, expected {rated.num_items} "
-                "columns: one for each item rated here. client_fn must give the same ratings in "
-                "every round."
-            )
-        kept, items, loss = self._moved(rated, anchor, v, anchor, asked)
-        self.keep(config, kept)
-        return {name: items}, {"loss": loss}
-
-    def _first_variables(
-        self, held: Arrays | None, asked: FedMCInstruction, config: Scalars
-    ) -> Arrays:
-        """Return U_i^0, unless it holds a U_i, the server's W_i and Y_i, to start from."""
-        if not asked.begins:
-            raise self.memory.lost(config)
-        first = self.checked(asked.anchor if asked.start is None else asked.start)
-        users = self.first_users(first, asked) if held is None else held["U"]
-        begun = {"U": users, "W": first}
-        if asked.dual:
-            begun["Y"] = self.checked(asked.dual)
-        elif asked.duals == "client" or asked.dual is not None:
-            begun["Y"] = np.zeros_like(first)
-        return begun
+        upload = dict.fromkeys(asked.model, np.ascontiguousarray(items.T.astype(v.dtype)))
+        upload = self.end(turn, upload, kept, config)
+        self.forget_evaluation()
+        return upload, {"loss": loss / self.train_size()}

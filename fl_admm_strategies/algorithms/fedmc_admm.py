@@ -15,51 +15,37 @@ that take their place by default (docs/methods/fedmc-admm-notes.md, P14).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Block, Spec, spec_of
+from ..maths.blocks import Arrays
 from ..maths.checks import Count, Positive
-from ..maths.clienttable import Row
-from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
-from ..maths.rated import RATED, RatedConsensus
-from ..runtime.messages.records import ClientInstruction, Reply
-from ..runtime.uploads import Upload
-from .shared.base import ConsensusForm, ConsensusInstruction
+from ..runtime.algorithm import OnClient
+from .fedadmm import FedADMMRule
 from .shared.completion import ExactCompletion
-
-
-@dataclass
-class FedMCState:
-    """V, and W_i and Y_i of every client, or a sum over them; see `Consensus`."""
-
-    consensus: ConsensusADMM | RatedConsensus
+from .shared.consensus import ConsensusInstruction
+from .shared.rated import RatedRows
 
 
 @dataclass(frozen=True)
 class FedMCInstruction(ConsensusInstruction):
-    """What a client gets: V - Y_i/beta, or V where it has or gets Y_i; W_i where it starts with it.
+    """What a client gets beside its rule: what draws its U_i^0, and what its steps are.
 
-    An empty `dual` is 0. Where `rated_only`, `anchor` is V - Y_i/beta and `start` is V, of the
-    items that the client rated.
+    Where `rated_only`, all arrays are of the items that the client rated.
     """
 
     factor_seed: int
     factor_scale: float
-    num_clients: int
-    beta: float
     inner_steps: int
-    published: bool
     feedback: str
     confidence: float
     rated_only: bool = False
 
 
-class FedMCADMM(ConsensusForm, ExactCompletion):
+class FedMCADMM(RatedRows, ExactCompletion):
     """Federated matrix completion by ADMM (FedMC-ADMM).
 
     A client's two steps in a round are the minimisers in U_i, at V, and in W_i, with biases of
@@ -81,14 +67,8 @@ class FedMCADMM(ConsensusForm, ExactCompletion):
     inner_steps : int (default: 10)
         N, with ``published=True``: proximal gradient steps of a client on each of its two blocks in
         a round.
-    rows : {"all", "rated"} (default: "all")
-        What is kept and sent of a client's W_i and Y_i. "rated": only the items that it rated, on
-        which alone they are not V and 0 (docs/methods/fedmc-admm-notes.md, P13). The same
-        trajectory to rounding, with memory and bytes by the number of ratings in place of clients
-        times items: for many clients with few ratings each. Before round 1 every client says which
-        items it rated. Goes with ``duals="strategy"`` and explicit feedback.
     **base
-        The parameters of `ConsensusForm` (u_i, w and pi_i are W_i, V and Y_i here) and of
+        The parameters of `RatedRows` (u_i, w and pi_i are W_i, V and Y_i here) and of
         `ExactCompletion`; `init_scale` is for ``published=True``.
 
     Notes
@@ -126,13 +106,13 @@ class FedMCADMM(ConsensusForm, ExactCompletion):
     method: ClassVar = "FedMCADMM"
     paper: ClassVar = "Hytla, Nghia, Phan, Rice, arXiv:2503.12733"
     remedy: ClassVar = "a larger beta"
-    symbols: ClassVar = ("W_i", "W_i", "V", "Y_i/beta")
+    kinds: ClassVar = ExactCompletion.kinds
+    rule: ClassVar = FedADMMRule
     told: ClassVar = FedMCInstruction
     title = "FedMC-ADMM"
 
     beta: Positive = 1.0
     inner_steps: Count = 10
-    rows: Literal["all", "rated"] = "all"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,124 +140,39 @@ class FedMCADMM(ConsensusForm, ExactCompletion):
         return rated if self.published else rated | super().in_evaluations
 
     @property
-    def _more(self) -> str:
-        """What else `form` says of the local steps."""
-        if self.published:
-            return ""
-        biases = " of a model with biases" if self.feedback == "explicit" else ""
-        return f", they are exact solutions{biases}"
-
-    @property
     def has_biases(self) -> bool:
         """Whether the last row of V are biases."""
         return not self.published and super().has_biases
 
-    def init_state(self, arrays: Arrays) -> FedMCState:
-        """Start with W_i = V = V^0 and Y_i = 0 for every client."""
-        first = self.first_factors(arrays)
-        self._block, self._shape = Block(spec_of(arrays)), first.shape
-        if self.rows == "rated":
-            return FedMCState(RatedConsensus(first.T, self._prox_of_rows))
-        dense = ConsensusADMM(
-            first.ravel(),
-            self.beta,
-            on_clients=self.duals == "client",
-            from_w=self.start_at == "global",
-            of_participants=self.averaging == "participants",
-            prox=self._prox,
-        )
-        return FedMCState(dense)
-
-    def _prox(self, mean: NDArray[Any]) -> NDArray[Any]:
-        """Return prox_{R/(p beta)}: (68) for the squared l2 norm, (73) for the l1 norm."""
-        count = len(self.membership) if self.is_summed else self.membership.num_initial
-        step = 1 / (count * self.beta)
-        return self.regularizer.prox(mean.reshape(self._shape), step).ravel()
-
-    def _prox_of_rows(self, mean: NDArray[Any]) -> NDArray[Any]:
-        """Return the same of an array with one row for each item."""
-        return self._prox(mean.T).reshape(self._shape).T
-
     @property
-    def _rated(self) -> RatedConsensus:
-        assert isinstance(self.state.consensus, RatedConsensus)
-        return self.state.consensus
+    def penalty(self) -> float:
+        """The beta in use."""
+        return self.beta
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
-        """Ask every client which items it rated, where rows are by that."""
-        if self.rows == "all":
-            return {}
-        return {client: ClientInstruction({"nothing": {}}) for client in client_ids}
+    def rule_of(self, client_id: int) -> FedADMMRule:
+        """Return a client's rule; f_i has the share 1/p in the paper's objective."""
+        share = 1 / self.membership.num_initial if self.published else 1.0
+        return FedADMMRule(self.published, self.beta, share)
 
-    def handshake_spec(self) -> Spec:
-        """Return the shape of what says which items are rated."""
-        return {RATED: (self._shape[1:], np.dtype(np.bool_))}
+    def agreed(self, arrays: Arrays) -> Arrays:
+        """Return V^0."""
+        return dict.fromkeys(arrays, self.first_factors(arrays))
 
-    def new_client(self, client_id: int, reply: Reply | None) -> Row:
-        """Start with the items that it rated."""
-        return {} if reply is None else reply.arrays
-
-    def given(self, server_round: int) -> dict[str, Any]:
-        """Return the name of V, and p."""
-        return {"optimised": self._block.names, "num_clients": self.membership.num_initial}
+    def center(self, mean: NDArray[np.float64]) -> NDArray[Any]:
+        """Return prox_{R/(p beta)} (16): (68) for the squared l2 norm, (73) for the l1 norm."""
+        count = self.membership.num_initial if self.published else len(self.membership)
+        v = self.regularizer.prox(mean.reshape(self._shape), 1 / (count * self.beta))
+        return np.asarray(v.ravel())
 
     def given_to(self, client_id: int) -> dict[str, Any]:
-        """Return V - Y_i/beta, or V where the client has or gets Y_i; W_i where it needs it."""
-        of_rows = self._of_all if self.rows == "all" else self._of_rated
-        return super().given_to(client_id) | of_rows(client_id)
-
-    def _of_rated(self, client: int) -> dict[str, Any]:
-        (name,), consensus = self._block.names, self._rated
-        v = consensus.v[consensus[client].items]
-        return {
-            "anchor": {name: np.ascontiguousarray(consensus.anchor(client).T)},
-            "start": {name: np.ascontiguousarray(v.T)},
-            "dual": None,
-            "rated_only": True,
-        }
-
-    def upload_spec_of(self, client_id: int) -> Spec:
-        """Return the shape of W_i, of the items that the client rated where only these travel."""
-        if self.rows == "all":
-            return self.upload_spec()
-        ((name, (shape, dtype)),) = self._block.spec.items()
-        return {name: ((shape[0], len(self._rated[client_id].items)), dtype)}
-
-    def _of_all(self, client: int) -> dict[str, Any]:
-        consensus, members = self.state.consensus, self.membership
-        start, dual = consensus.beginning(
-            client,
-            holds_start=not members.is_new(client),
-            # In half precision a client's Y_i and the strategy's would drift apart.
-            holds_dual=members.has_current_state(client) and self.wire_dtype is None,
-            last_accepted=members.last_accepted.get(client),
-        )
-        anchor = self._block.arrays(consensus.anchor(client))
-        return {"anchor": anchor, **self.variables(start, dual)}
-
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Take in W_i, update Y_i by the old V (13); then V, (16) where it is the paper's."""
-        if self.rows == "all":
-            joined = self._block.joined
-            uploads = {client: joined(reply.arrays) for client, reply in replies.items()}
-            self.state.consensus.update(uploads)
-            self.state.consensus.aggregate(anew=server_round % REBUILD_EVERY == 0)
-            return
-        for client, reply in replies.items():
-            (uploaded,) = reply.arrays.values()
-            self._rated.update(client, uploaded.T)
-        self._rated.aggregate()
-
-    @property
-    def upload(self) -> Upload:
-        """With ``rows="rated"`` what is uploaded says what was rated."""
-        return Upload("statistic") if self.rows == "rated" else super().upload
+        """Add what draws U_i^0."""
+        return super().given_to(client_id) | self.first_users(client_id)
 
     @property
     def item_factors(self) -> NDArray[Any]:
         """V, shape (r, n)."""
-        consensus = self.state.consensus
-        if isinstance(consensus, RatedConsensus):
-            return consensus.v.T
-        (factors,) = self._block.arrays(consensus.w).values()
-        return factors
+        return self._v
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return V; the users' factors are private to their client."""
+        return ExactCompletion.model(self, kind, client_id)

@@ -8,6 +8,7 @@ client's variables and building the sparse structure included. Nothing here asse
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from scipy.sparse import csr_matrix
 from clients.methods.fedmc_admm import FedMCADMMClient, item_steps, user_steps
 from clients.toolkit.data.ratings import Ratings
 from clients.toolkit.round.completion import Residual
+from fl_admm_strategies.algorithms.fedadmm import FedADMMRule
 from fl_admm_strategies.algorithms.fedmc_admm import FedMCInstruction
 from fl_admm_strategies.maths.regularizers import SquaredL2
 from tests.clients.methods.messages import received
@@ -91,23 +93,20 @@ def test_fit(benchmark: Any, rank: int) -> None:
     benchmark.group = f"rank {rank}"
     ratings, (_, V) = movielens_like(), variables(rank)
     context = Context(1, 0, {}, RecordDict(), {})
-    settings: dict[str, Any] = {
-        "factor_seed": 0,
-        "factor_scale": 1.0,
-        "num_clients": P,
-        "beta": BETA,
-        "inner_steps": STEPS,
-        "published": True,
-        "feedback": "explicit",
-        "confidence": 1.0,
-        "duals": "strategy",
-        "start_at": "own",
-        "averaging": "all",
-        "optimised": ["V"],
-    }
-    first = received(FedMCInstruction({"V": V}, {"V": V}, None, **settings))
-    FedMCADMMClient(context, ratings, SquaredL2(LAM)).fit(*first)
-    later = received(FedMCInstruction({"V": V}, None, None, **settings), version=1, server_round=2)
+    asked = FedMCInstruction(
+        model={"V": V},
+        start={},
+        rule=FedADMMRule(True, BETA, 1 / P).text(),
+        duals="strategy",
+        optimised=["V"],
+        factor_seed=0,
+        factor_scale=1.0,
+        inner_steps=STEPS,
+        feedback="explicit",
+        confidence=1.0,
+    )
+    FedMCADMMClient(context, ratings, SquaredL2(LAM)).fit(*received(asked))
+    later = received(replace(asked, start=None), version=1, server_round=2)
 
     def fit() -> None:
         FedMCADMMClient(context, ratings, SquaredL2(LAM)).fit(*later)

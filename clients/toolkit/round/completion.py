@@ -26,7 +26,7 @@ from fl_admm_strategies.runtime.messages.schema import Instruction
 
 from ..data.ranking import rank, top_items
 from ..data.ratings import Ratings
-from ..solving.factors import FactorModel, FactorSolver
+from ..solving.factors import ITEMS, MEAN, USERS, FactorModel, FactorSolver
 from ..solving.steps import Scalars
 from .base import MethodClient
 
@@ -209,7 +209,7 @@ class CompletionClient(RatingsClient[Asked]):
             If the server knows of a U_i that is not here.
         """
         held = self.memory.require_known(config)
-        return self.first_users(factors, asked) if held is None else held["U"]
+        return self.first_users(factors, asked) if held is None else held[USERS]
 
     def first_users(self, factors: NDArray[Any], asked: Any) -> NDArray[Any]:
         """Draw U_i^0 as the message says: the same whenever the client is first asked."""
@@ -217,10 +217,10 @@ class CompletionClient(RatingsClient[Asked]):
         size = (self.train_ratings.num_users, len(factors))
         return rng.uniform(0, asked.factor_scale, size).astype(factors.dtype)
 
-    def checked(self, arrays: Arrays) -> NDArray[Any]:
-        """Return the one array of a message, of shape (r, n)."""
+    def checked(self, arrays: Arrays, ratings: Ratings | None = None) -> NDArray[Any]:
+        """Return the one array of a message, of shape (r, n), for all or some of the ratings."""
         (items,) = arrays.values()
-        known = self.train_ratings.num_items
+        known = (ratings or self.train_ratings).num_items
         if items.ndim != 2 or items.shape[1] != known:
             raise ValueError(
                 f"The server's items' factors have shape {items.shape}, but this client's ratings "
@@ -230,8 +230,12 @@ class CompletionClient(RatingsClient[Asked]):
         return items
 
     def keep(self, config: Scalars, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what came out of a round: U_i, "U", and what else the method has."""
+        """Keep what came out of a round: U_i, and what else the method has."""
         self.memory.keep(config, arrays)
+        self.forget_evaluation()
+
+    def forget_evaluation(self) -> None:
+        """Let the factors of the last training be those of `personal_arrays`."""
         self.context.state.pop(_EVALUATED, None)
 
     # ------------------------------------------------------------------------------------------
@@ -257,9 +261,9 @@ class CompletionClient(RatingsClient[Asked]):
         asked = FedMCFactors.decode(parameters, config)
         items = self.checked(asked.factors)
         kept, loss = self.evaluated(asked, items, config)
-        users = kept["user-factors"]
+        users = kept[USERS]
         if not asked.rated_only:  # V would be kept by every client
-            kept["item-factors"] = items
+            kept[ITEMS] = items
         self.context.state[_EVALUATED] = to_array_record(kept)
         model = model_of(kept, items)
         squared, count, test = 0.0, 0, self.test_ratings
@@ -288,11 +292,10 @@ class CompletionClient(RatingsClient[Asked]):
         if asked.feedback is not None and asked.confidence is not None:
             solver = FactorSolver(self.train_ratings, asked.feedback, asked.confidence)
             users = solver.users(items.T, self.lam)
-            kept = solver.kept(users)
-            return {"user-factors": kept.pop("U"), **kept}, solver.loss(users, items.T)
+            return solver.kept(users), solver.loss(users, items.T)
         users = self.users_at(items, asked, config)
         residual = Residual(self.train_ratings, items.dtype)
-        return {"user-factors": users}, residual.loss(users, items.T)
+        return {USERS: users}, residual.loss(users, items.T)
 
     # ------------------------------------------------------------------------------------------
     # Recommending, on the client
@@ -301,9 +304,8 @@ class CompletionClient(RatingsClient[Asked]):
     def personal_arrays(self) -> Arrays:
         """Return U_i, as "user-factors" of shape (m_i, r), and V, "item-factors" of shape (r, n).
 
-        They are those of the client's last message: V where that was an evaluation, as it is at
-        the end of a run by default, and its own copy W_i after training, where the method keeps
-        one. With FedMC-ADMM's ``rows="rated"`` no client keeps V.
+        They are those of the client's last message. V is there after an evaluation, as at the end
+        of a run by default, but not with FedMC-ADMM's ``rows="rated"``.
 
         Raises
         ------
@@ -313,12 +315,7 @@ class CompletionClient(RatingsClient[Asked]):
         if isinstance(record := self.context.state.get(_EVALUATED), ArrayRecord):
             return from_array_record(record)
         latest = self.memory.latest()
-        factors = {
-            "user-factors": latest["U"],
-            "item-factors": latest.get("W"),
-            "mean": latest.get("mean"),
-        }
-        return {name: array for name, array in factors.items() if array is not None}
+        return {name: latest[name] for name in (USERS, MEAN) if name in latest}
 
     def predict(
         self, users: NDArray[Any], items: NDArray[Any], *, item_factors: NDArray[Any] | None = None
@@ -351,7 +348,7 @@ class CompletionClient(RatingsClient[Asked]):
             if wrong.size:
                 raise ValueError(f"{name} holds {wrong[0]}, expected 0 to {count - 1}.")
         factors = self.personal_arrays()
-        known = factors.get("item-factors") if item_factors is None else item_factors
+        known = factors.get(ITEMS) if item_factors is None else item_factors
         if known is None:
             raise ValueError(
                 "This client keeps no factors of the items, or has not evaluated yet. Give it the "
@@ -394,5 +391,5 @@ class CompletionClient(RatingsClient[Asked]):
 
 def model_of(kept: Mapping[str, NDArray[Any]], items: NDArray[Any]) -> FactorModel:
     """Return the predictions of the users' factors that a client keeps, at V of shape (r, n)."""
-    mean = float(kept["mean"][0]) if "mean" in kept else None
-    return FactorModel(kept["user-factors"], items.T, mean)
+    mean = float(kept[MEAN][0]) if MEAN in kept else None
+    return FactorModel(kept[USERS], items.T, mean)

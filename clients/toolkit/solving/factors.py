@@ -25,6 +25,9 @@ from fl_admm_strategies.maths.normal import packed, packed_outer, solve_rows
 
 from ..data.ratings import Ratings
 
+USERS, ITEMS, MEAN = "user-factors", "item-factors", "mean"
+"""Names of what a client keeps of a model."""
+
 
 @dataclass(frozen=True)
 class FactorModel:
@@ -141,7 +144,7 @@ class FactorSolver:
 
     def kept(self, users: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Return what a client keeps of its users: their factors, and the mean beside biases."""
-        return {"U": users, "mean": np.array([self.mean])} if self.explicit else {"U": users}
+        return {USERS: users, MEAN: np.array([self.mean])} if self.explicit else {USERS: users}
 
     def item_equations(self, users: NDArray[Any]) -> Equations:
         """Return these users' part in the equations of all items."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +14,7 @@ from ...maths.clienttable import ClientRow, ClientTable
 from ...maths.clustering import cluster_models
 from ...maths.consensus import Consensus
 from ...runtime.algorithm import OnClient
-from ...runtime.messages.records import ClientInstruction, Reply
-from ...runtime.messages.schema import Instruction
+from ...runtime.messages.records import Reply
 from ...runtime.sampled import SampledStrategy
 from ...runtime.uploads import Upload
 from .models import ToldStrategy
@@ -46,34 +43,6 @@ def mean_weights(replies: Mapping[int, Reply], weights: Weights) -> NDArray[np.f
     """Return the weights of replies in their mean: n_i, or all alike."""
     sizes = np.array([reply.num_examples for reply in replies.values()])
     return sizes if weights == "size" else np.ones_like(sizes)
-
-
-@dataclass(frozen=True)
-class ConsensusInstruction(Instruction):
-    """What a client gets of any method of consensus ADMM.
-
-    `anchor` is w, or w - pi_i/rho for a client that does not know pi_i. Sent where the client may
-    not hold them: `start`, which is u_i, and, to a client that starts at w, `dual`, which is pi_i
-    (empty: 0).
-    """
-
-    anchor: Arrays
-    start: Arrays | None
-    dual: Arrays | None
-    duals: str
-    start_at: str
-    averaging: str
-    optimised: list[str]
-
-    @property
-    def averaged(self) -> Arrays:
-        """The arrays that are not optimised, as they were sent."""
-        return {n: array for n, array in self.anchor.items() if n not in self.optimised}
-
-    @property
-    def begins(self) -> bool:
-        """Whether the message has the client's variables: those that it holds do not count."""
-        return self.start is not None or self.dual is not None
 
 
 class SummedMessages(SampledStrategy):
@@ -109,113 +78,7 @@ class KeptMessages(SummedMessages):
 
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
         """Take their messages out of the sum."""
-        gone = self._messages(client_ids)
-        self.state.consensus.drop(gone, lambda: self._messages(self.client_ids))
-
-
-class ConsensusForm(SummedMessages):
-    """Base of the ADMM methods whose clients agree on a model: which iteration, and what is where.
-
-    Parameters
-    ----------
-    published : bool (default: False)
-        The paper's iteration: clients start their steps at their own copy u_i, and w is the mean of
-        u_i + pi_i/rho over all clients, those that sat out included. By default it is FedDyn's
-        (Acar et al., ICLR 2021): clients start at w, and w is the mean of this round's u_i plus the
-        mean of all pi_i/rho. Where everybody takes part the two differ in the start alone; where
-        few do, ours learns in fewer rounds (docs/methods/fedadmm-notes.md, P5).
-    start_at : {"global", "own"}, optional
-        Where clients start, to change that alone.
-    averaging : {"participants", "all"}, optional
-        Whose u_i w is made of, to change that alone.
-    duals : {"strategy", "client"} (default: "strategy")
-        Where the clients' variables live. "strategy": the server keeps them and a client that was
-        lost can go on. "client", the papers' own placement: the clients keep them and send the
-        change of their message, so that the server needs O(d) memory and never sees them. The same
-        trajectory up to rounding, the same bytes. With "client" all clients start afresh from the
-        global model when one has lost its state or has left: nobody can take its part out of the
-        server's sum.
-    **base
-        The parameters of `SampledStrategy`.
-    """
-
-    symbols: ClassVar = ("u_i", "u_i", "w", "pi_i/rho")
-    """What the paper calls where clients start, what w is the mean of, w, and the scaled dual."""
-    default_start: ClassVar = "global"
-    """`start_at` where it is not given."""
-
-    published: bool = False
-    start_at: Literal["global", "own"] | None = None
-    averaging: Literal["participants", "all"] | None = None
-    duals: Duals = "strategy"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, paper, default in (
-            ("start_at", "own", self.default_start),
-            ("averaging", "all", "participants"),
-        ):
-            given = getattr(self, name)
-            if self.published and given not in (None, paper):
-                raise ValueError(
-                    f"{name} is {given!r}, expected {paper!r} with published=True, which is the "
-                    f"paper's iteration. Leave out one of the two."
-                )
-            setattr(self, name, given or (paper if self.published else default))
-
-    @property
-    def default_norm(self) -> float | None:
-        """The paper's iteration takes in every upload as it is."""
-        return math.inf if self.published else None
-
-    @property
-    def is_published(self) -> bool:
-        """Whether the paper's iteration runs, however it was asked for."""
-        return (self.start_at, self.averaging) == ("own", "all")
-
-    @property
-    def form(self) -> str:
-        """Which form runs, and what it changes against the paper."""
-        first, u, w, dual = self.symbols
-        start = {"own": f"their own {first}", "global": f"the global {w}"}[str(self.start_at)]
-        over = {
-            "all": f"the mean of {u} + {dual} over all clients",
-            "participants": f"the participants' mean of {u} plus the mean of all {dual}",
-        }[str(self.averaging)]
-        here = f"local steps start at {start}{self._more}, and {w} is {over}"
-        if self.is_published:
-            return f"the paper's form: {here}."
-        return f"not the paper's form (published=True is): {here}."
-
-    @property
-    def _more(self) -> str:
-        """What else `form` says of the local steps."""
-        return ""
-
-    @property
-    def upload(self) -> Upload:
-        """Changes of the clients' messages where the clients keep their variables."""
-        return Upload("sum" if self.duals == "client" else "own copy")
-
-    def variables(
-        self, start: NDArray[Any] | None, dual: NDArray[Any] | None
-    ) -> dict[str, Arrays | None]:
-        """Return the fields of a message for what a client may not hold; a dual of 0 is empty."""
-        arrays = partial(self._block.arrays, copy=False)
-        return {
-            "start": None if start is None else arrays(start),
-            "dual": None if dual is None else arrays(dual) if dual.any() else {},
-        }
-
-    def upload_reference(self, sent: ClientInstruction) -> Arrays:
-        """Measure u_i, or theta_i, from the first group sent, the change of a message from 0."""
-        arrays = super().upload_reference(sent)
-        return arrays if self.duals == "strategy" else self._block.rest(arrays)
-
-    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
-        """Start everybody from the global model where the clients keep their variables."""
-        if self.duals == "client":
-            self.state.consensus.restart(server_round, len(self.membership))
+        self.state.consensus.rebuild(self._messages(self.client_ids))
 
 
 class SummedStrategy(ToldStrategy):

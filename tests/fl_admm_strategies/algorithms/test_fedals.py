@@ -89,7 +89,7 @@ def test_it_is_centralised_least_squares(feedback: str) -> None:
         items = central_items(users, feedback)
         np.testing.assert_allclose(here.strategy.item_factors, items, rtol=0, atol=1e-8)
         for i, expected in users.items():
-            np.testing.assert_allclose(here.held(i)["U"], expected, rtol=0, atol=1e-8)
+            np.testing.assert_allclose(here.held(i)["user-factors"], expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("feedback", ["explicit", "implicit"])

@@ -32,7 +32,7 @@ def federation(**settings: Any) -> Federation:
 
 
 def users(run: Federation) -> NDArray[Any]:
-    return np.concatenate([run.held(i)["U"].ravel() for i in run.train])
+    return np.concatenate([run.held(i)["user-factors"].ravel() for i in run.train])
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_the_trajectory_is_that_of_the_formulas(everyone_trains: bool) -> None:
         found = run.strategy.global_model()["item-factors"]
         np.testing.assert_allclose(found, V, rtol=0, atol=1e-12)
         for i in asked:
-            np.testing.assert_allclose(run.held(i)["U"], U[i], rtol=0, atol=1e-12)
+            np.testing.assert_allclose(run.held(i)["user-factors"], U[i], rtol=0, atol=1e-12)
 
 
 def test_one_client_unscaled_is_alternating_gradient_descent() -> None:

@@ -107,18 +107,19 @@ def test_the_trajectory_is_that_of_algorithm_1(kind: str, duals: str) -> None:
     assert seen == set(range(P))
     for i in range(P):
         held = run.held(i)
-        np.testing.assert_allclose(held["U"], expected.U[i], rtol=0, atol=1e-10)
-        np.testing.assert_allclose(held["W"], expected.W[i], rtol=0, atol=1e-10)
-        Y = held["Y"] if duals == "client" else dual(run, i)
-        np.testing.assert_allclose(Y, expected.Y[i], rtol=0, atol=1e-10)
+        np.testing.assert_allclose(held["user-factors"], expected.U[i], rtol=0, atol=1e-10)
+        W, dual = (held[f"row/{name}"].reshape(RANK, NUM_ITEMS) for name in ("u", "dual"))
+        np.testing.assert_allclose(W, expected.W[i], rtol=0, atol=1e-10)
+        np.testing.assert_allclose(BETA * dual, expected.Y[i], rtol=0, atol=1e-10)
 
 
 def dual(run: Federation, i: int) -> NDArray[Any]:
-    return run.strategy.state.consensus.clients[i].pi.reshape(RANK, NUM_ITEMS)
+    row = run.strategy.state.clients[i]
+    return run.strategy.beta * row.dual.reshape(RANK, NUM_ITEMS)
 
 
 def copy_of_items(run: Federation, i: int) -> NDArray[Any]:
-    return run.strategy.state.consensus.clients[i].u.reshape(RANK, NUM_ITEMS)
+    return np.asarray(run.strategy.state.clients[i].u.reshape(RANK, NUM_ITEMS))
 
 
 def items(run: Federation) -> NDArray[Any]:
@@ -147,7 +148,7 @@ def test_the_identities_of_the_dual_and_the_v_step(kind: str) -> None:
         V, Y = items(run), {i: dual(run, i).copy() for i in range(P)}
         sampled = run.round(k)
         for i in sampled:
-            U[i] = run.held(i)["U"]
+            U[i] = run.held(i)["user-factors"]
         W = {i: copy_of_items(run, i) for i in range(P)}
         new_V, new_Y = items(run), {i: dual(run, i) for i in range(P)}
         before = lagrangian(run, U, W, V, Y)
@@ -178,7 +179,7 @@ def test_it_converges_to_a_stationary_point() -> None:
     in_v = ITEMS * V
     for i in range(P):
         values, mask = dense(run.train[i])
-        U = run.held(i)["U"]
+        U = run.held(i)["user-factors"]
         E = mask * (U @ V - values)
         np.testing.assert_allclose(copy_of_items(run, i), V, rtol=0, atol=1e-7)
         np.testing.assert_allclose(dual(run, i), -U.T @ E / P, rtol=0, atol=1e-6)
@@ -205,10 +206,10 @@ def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[NDArray[Any]]] = []
 
     def on_round(*_: Any) -> None:
-        own = strategy.state.consensus
+        own = strategy.state
         users = [new_client(grid.context(node_of(i))).personal_arrays() for i in (0, 1)]
         U = np.array([u["user-factors"].item() for u in users])
-        seen.append([U, *(own.clients.column(name)[:, 0].copy() for name in ("u", "pi")), own.w])
+        seen.append([U, *(own.clients.column(name)[:, 0].copy() for name in ("u", "dual")), own.w])
 
     strategy.start(grid, ArrayRecord({"V": Array(one)}), 2, on_round=on_round)
     (U_1, W_1, Y_1, V_1), (U_2, W_2, Y_2, V_2) = seen
@@ -262,7 +263,7 @@ def test_rmse_weighs_every_test_rating_alike_and_phi_is_the_objective() -> None:
     V, squares, count, phi = items(run), 0.0, 0, ITEMS / 2 * (items(run) ** 2).sum()
     for i in range(P):
         taken = run.strategy.membership.last_accepted[i] > 0
-        U = run.held(i)["U"] if taken else run.first_users(i)
+        U = run.held(i)["user-factors"] if taken else run.first_users(i)
         values, mask = dense(run.train[i])
         phi += (0.5 * ((mask * (U @ V - values)) ** 2).sum() + USERS / 2 * (U**2).sum()) / P
         if i in run.test:
@@ -289,7 +290,7 @@ def test_nonzeros_are_counted_over_all_users_and_items() -> None:
     run.round(1)
     metrics = run.evaluate(1)
     taken = run.strategy.membership.last_accepted
-    factors = [run.held(i)["U"] if taken[i] else run.first_users(i) for i in range(P)]
+    factors = [run.held(i)["user-factors"] if taken[i] else run.first_users(i) for i in range(P)]
     entries = np.concatenate([U.ravel() for U in factors])
     assert 0 < np.count_nonzero(entries) < len(entries)
     assert metrics["nnz-users"] == np.count_nonzero(entries) / len(entries)

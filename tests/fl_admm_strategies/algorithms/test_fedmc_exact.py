@@ -55,13 +55,14 @@ def test_a_round_is_the_equations(feedback: str, duals: str) -> None:
         moves = []
         for i in drawn:
             held = run.held(i)
-            in_users, _ = gradients(i, held["U"], V, feedback)
-            np.testing.assert_allclose(in_users + LAM * held["U"], 0, atol=1e-10)
-            _, in_items = gradients(i, held["U"], held["W"], feedback)
-            pull = Y[i] + BETA * (held["W"] - V)
-            np.testing.assert_allclose(in_items + pull, 0, atol=1e-10)
-            moves.append(held["W"] - V)
-            Y[i] = pull
+            in_users, _ = gradients(i, held["user-factors"], V, feedback)
+            np.testing.assert_allclose(in_users + LAM * held["user-factors"], 0, atol=1e-10)
+            new = BETA * held["row/dual"].reshape(V.shape)
+            W = V + (new - Y[i]) / BETA  # (13)
+            _, in_items = gradients(i, held["user-factors"], W, feedback)
+            np.testing.assert_allclose(in_items + new, 0, atol=1e-10)
+            moves.append(W - V)
+            Y[i] = new
         mean = V + np.mean(moves, axis=0) + sum(Y.values()) / (NUM_CLIENTS * BETA)
         V = mean / (1 + GAMMA / (NUM_CLIENTS * BETA))
         np.testing.assert_allclose(run.strategy.item_factors, V, rtol=0, atol=1e-10)
@@ -76,7 +77,7 @@ def test_it_converges_to_a_stationary_point_of_the_sum(feedback: str) -> None:
     V = run.strategy.item_factors
     total = GAMMA * V
     for i in range(NUM_CLIENTS):
-        users = run.held(i)["U"]
+        users = run.held(i)["user-factors"]
         in_users, in_items = gradients(i, users, V, feedback)
         np.testing.assert_allclose(in_users + LAM * users, 0, atol=1e-5)
         total = total + in_items
@@ -94,12 +95,12 @@ def test_rated_rows_give_the_same_trajectory_with_the_memory_of_the_rated_ones()
         assert one["rmse"] == pytest.approx(other["rmse"], rel=1e-10)
     asked = rated.strategy.run.configure_train(11, {})
     for i in range(NUM_CLIENTS):
-        own, dense_rows = rated.strategy.state.consensus[i], whole.strategy.state.consensus.clients
+        own = rated.strategy.state.clients.rated(i)
         assert own.items.tolist() == sorted({*ratings(i).items.tolist()})
-        dual = dense_rows[i].pi.reshape(V.shape) / BETA
+        dual = whole.strategy.state.clients[i].dual.reshape(V.shape)
         np.testing.assert_allclose(own.dual.T, dual[:, own.items], atol=1e-10)
-        assert {*rated.held(i)} == {"U", "mean"}  # no copy of V
-        assert {g["item-factors"].shape for g in asked[i].groups.values()} == {own.dual.T.shape}
+        sent = next(iter(asked[i].groups.values()))
+        assert sent["item-factors"].shape == own.dual.T.shape
     client = rated.client(0)
     with refused(ValueError, "item_factors"):
         client.recommend(0, 3)
@@ -112,11 +113,13 @@ def test_rated_rows_of_clients_that_join_and_leave() -> None:
         run = federation(rows=rows)
         for server_round in (1, 2):
             run.round(server_round, [*range(NUM_CLIENTS)])
-        run.strategy.state.consensus.remove([3], 2)
-        run.strategy.membership.reset([3])  # it begins anew on its side as well
+        strategy = run.strategy
+        strategy.state.clients.remove([3], 2)
+        strategy.membership.reset([3])  # it begins anew on its side as well
         mask = np.zeros(NUM_ITEMS, np.bool_)
         mask[run.train[3].items] = True
-        run.strategy.state.consensus.insert({3: {RATED: mask} if rows == "rated" else {}})
+        strategy.state.clients.insert({3: {RATED: mask} if rows == "rated" else {}})
+        strategy.remove_clients([3], [3])
         run.round(3, [*range(NUM_CLIENTS)])
         results.append(run.strategy.item_factors)
     np.testing.assert_allclose(*results, rtol=1e-10)
@@ -125,15 +128,15 @@ def test_rated_rows_of_clients_that_join_and_leave() -> None:
 def test_a_state_of_other_ratings_is_refused() -> None:
     run = federation(rows="rated")
     run.round(1)
-    consensus = run.strategy.state.consensus
-    state = consensus.state_arrays()
+    table = run.strategy.state.clients
+    state = table.state_arrays()
     for name, array in {
-        "items": state["items"] + NUM_ITEMS,
+        "items": state["items"] - NUM_ITEMS,
         "dual": state["dual"][1:],
-        "v": state["v"].T,
+        "alpha": state["alpha"][1:],
     }.items():
         with refused(ValueError, "saved"):
-            consensus.load_state_arrays(state | {name: array})
+            table.load_state_arrays(state | {name: array})
 
 
 def test_no_weight_depends_on_the_number_of_clients() -> None:

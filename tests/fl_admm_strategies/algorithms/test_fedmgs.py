@@ -34,7 +34,7 @@ def test_the_worked_example() -> None:
     found = run.strategy.global_model()["item-factors"]
     expected = [[1.0319393283, 0.8143143928, 0.9153434723]]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
-    users = np.concatenate([run.held(i)["U"].ravel() for i in (0, 1)])
+    users = np.concatenate([run.held(i)["user-factors"].ravel() for i in (0, 1)])
     expected = [4.2323843117, 3.4503401361, 3.0996465617, 2.713970087]
     np.testing.assert_allclose(users, expected, rtol=0, atol=1e-8)
 

@@ -37,6 +37,7 @@ from fl_admm_strategies import (
     StatefulStrategy,
     made_by,
 )
+from fl_admm_strategies.algorithms.fedadmm import FedADMMRule
 from fl_admm_strategies.runtime.messages.records import RawReply
 from tests.support.federation import (
     FROM_ROUND_3,
@@ -178,7 +179,7 @@ def test_the_number_of_clients_that_fedmc_began_with_is_a_scale_of_the_objective
         {"V": np.array([[3.0, -0.3, -1.5]])}, {"num-examples": 1.0, **made_by("FedMCADMM")}
     )
     strategy.run.aggregate_train(1, [(7, reply)])
-    assert config["num-clients"] == 2
+    assert FedADMMRule.read(str(config["rule"])) == FedADMMRule(True, 2.0, 1 / 2)
     # z_7 = W + (W - V) = 2 W, the others' is 0: the mean over three is (2, -.2, -1).
     assert_allclose(strategy.global_model()["V"], [[1.8, 0, -0.8]], rtol=1e-15)
 

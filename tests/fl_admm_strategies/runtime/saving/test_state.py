@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fl_admm_strategies import L1
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.clienttable import ClientTable
-from fl_admm_strategies.maths.consensus import Consensus, ConsensusADMM
+from fl_admm_strategies.maths.consensus import Consensus
 from fl_admm_strategies.maths.pairs.store import PairwiseStore
 from fl_admm_strategies.runtime.saving.state import arrays_of, load_arrays, parts_by_client
 from tests.support.refusals import refused
@@ -54,15 +54,15 @@ class State:
     model: Arrays
     inner: Inner
     table: ClientTable
-    consensus: ConsensusADMM
+    rows: ClientTable
     odd: Odd
     empty: Arrays = field(default_factory=dict)
 
 
 def state(value: float = 0.0, clients: tuple[int, ...] = (2, 7)) -> State:
     table = ClientTable(theta=np.full(2, value, np.float32), alpha=value)
-    consensus = ConsensusADMM(np.full(3, value), rho=2.0)
-    for part in (table, consensus):
+    rows = ClientTable(u=np.full(3, value))
+    for part in (table, rows):
         part.insert({client: {} for client in clients})
     return State(
         x=np.full(2, value, np.float32),
@@ -72,15 +72,14 @@ def state(value: float = 0.0, clients: tuple[int, ...] = (2, 7)) -> State:
         model={"a/b": np.full((2, 2), value), 'n,"\n': np.array(int(value))},
         inner=Inner(np.full(1, value), int(value)),
         table=table,
-        consensus=consensus,
+        rows=rows,
         odd=Odd(value),
     )
 
 
 NAMES = [
     *("x", "scale", "count", "done", "model/a/b", 'model/n,"\n', "inner/w", "inner/rounds"),
-    *("table/theta", "table/alpha", "consensus/w", "consensus/total", "consensus/first"),
-    *("consensus/began_in", "consensus/was_replaced", "consensus/u", "consensus/pi", "odd/values"),
+    *("table/theta", "table/alpha", "rows/u", "odd/values"),
 ]
 
 
@@ -110,12 +109,10 @@ def test_a_loaded_state_is_the_saved_one_and_its_own() -> None:
     loaded.x += 1
     loaded.model["a/b"] += 1
     loaded.table[2].theta += 1
-    loaded.consensus.update({7: np.ones(3)})
-    loaded.consensus.aggregate()
+    loaded.rows[7].u += 1
     assert_array_equal(saved["x"], [3, 3])
     assert_array_equal(saved["table/theta"], np.full((2, 2), 3.0))
-    assert_array_equal(saved["consensus/u"], np.full((2, 3), 3.0))
-    assert_array_equal(saved["consensus/total"], np.full(3, 6.0))
+    assert_array_equal(saved["rows/u"], np.full((2, 3), 3.0))
     assert_array_equal(saved["model/a/b"], np.full((2, 2), 3.0))
 
 
@@ -126,9 +123,7 @@ def test_what_a_state_lacks_is_named() -> None:
         load_arrays(state(), saved, "FLAME")
 
 
-@pytest.mark.parametrize(
-    "name", ["x", "done", 'model/n,"\n', "inner/w", "table/alpha", "consensus/u"]
-)
+@pytest.mark.parametrize("name", ["x", "done", 'model/n,"\n', "inner/w", "table/alpha", "rows/u"])
 @pytest.mark.parametrize("change", ["dtype", "shape"])
 def test_an_array_of_another_form_is_refused_by_name(name: str, change: str) -> None:
     own, saved = state(), dict(arrays_of(state(3.0)))
@@ -152,7 +147,7 @@ def test_a_structure_that_checks_itself_is_left_to_do_so() -> None:
 
 def test_what_is_kept_by_client_is_found() -> None:
     own = state()
-    assert parts_by_client(own) == [own.table, own.consensus]
+    assert parts_by_client(own) == [own.table, own.rows]
 
     @dataclass
     class Bare:
