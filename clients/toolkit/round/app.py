@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,14 +24,11 @@ from fl_admm_strategies.runtime.messages.packing import pack_replies, unpack_ins
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply, describe, owned
 
 from ..errors import plain_errors
-from ..solving.steps import Choice
+from ..solving.steps import Choice, Job
 from .mods import through
 from .residents import Residents
 
 ClientFn = Callable[[Context], Any]
-Run = Callable[[NumPyClient, ClientInstruction], RawReply]
-Jobs = dict[int, tuple[NumPyClient, ClientInstruction]]
-RunAll = Callable[[Jobs], dict[int, RawReply]]
 
 LEAST_COHORT = 16
 """Clients of a federation from which on "auto" trains them together (docs/scaling.md)."""
@@ -137,7 +135,7 @@ def client_app(
         node = int(partition)
         return list(range(node * total // nodes, (node + 1) * total // nodes)), total
 
-    def handle(message: Message, context: Context, run: Run) -> Message:
+    def handle(message: Message, context: Context) -> Message:
         assert client_fn is not None
         allowed = may_collect(context) if callable(may_collect) else may_collect
         if num_clients is None:
@@ -155,23 +153,15 @@ def client_app(
                 "number of clients and nodes."
             )
         _check_consent(asked.values(), allowed)
-        labels = {clients[0] if label is None else label: label for label in asked}
         choice: Choice = False
         if not mods:
             choice = cohort(context) if callable(cohort) else cohort
             check_choice("cohort", choice, ("auto", True, False))
-        if choice is True or (choice == "auto" and total >= LEAST_COHORT):
-            run_all, at_once = partial(_driven, run, choice), TOGETHER
-        else:
-            run_all, at_once = partial(_one_by_one, mods, message, context, run), 1
-        instructions = {client: asked[label] for client, label in labels.items()}
-        replies: dict[Any, RawReply] = {}
-        hosted_replies = run_hosted(
-            client_fn, instructions, context, total, run_all, at_once, residents
-        )
-        with only_new_collected():
-            for client_id, reply in hosted_replies:
-                replies[labels[client_id]] = reply
+        node = _Node(client_fn, message, context, total, mods, residents)
+        with only_new_collected():  # a message for one client has no label for it
+            only = clients[0]
+            found = node.replies({only if k is None else k: asked[k] for k in asked}, choice)
+            replies = {k: found[only if k is None else k] for k in asked}
         with collector_paused():
             return Message(pack_replies(replies), reply_to=message)
 
@@ -185,15 +175,8 @@ def client_app(
         return Message(RecordDict({wire.CONFIG: identity}), reply_to=message)
 
     if client_fn is not None:
-
-        @app.train()
-        def train(message: Message, context: Context) -> Message:
-            return handle(message, context, _fit)
-
-        @app.evaluate()
-        def evaluate(message: Message, context: Context) -> Message:
-            return handle(message, context, _evaluate)
-
+        app.train()(handle)
+        app.evaluate()(handle)
     return app
 
 
@@ -238,90 +221,95 @@ def answer(
     ...     train, _ = load_data(context.node_config["partition-id"])
     ...     return answer(FPFCClient(context, Net(), train, nn.CrossEntropyLoss()), msg)
     """
-    kind = message.metadata.message_type.partition(".")[0]
-    if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
-        raise ValueError(f"The message is of type {kind!r}, expected 'train' or 'evaluate'.")
-    run = _fit if kind == MessageType.TRAIN else _evaluate
+    trains = _trains(message)
     client = _numpy_client(client, "answer() was given")
     instruction = _only_instruction(message)
     _check_consent([instruction], may_collect)
     mine: Any = context or getattr(client, "context", None)
     with plain_errors():
-        reply = through(mods, message, mine, instruction, partial(run, client))
+        reply = through(mods, message, mine, instruction, partial(_reply, trains, client))
         return Message(pack_replies({None: reply}), reply_to=message)
 
 
-def run_hosted(
-    client_fn: ClientFn,
-    asked: Mapping[int, ClientInstruction],
-    context: Context,
-    total: int,
-    run_all: RunAll,
-    at_once: int,
-    residents: Residents | None = None,
-) -> Iterator[tuple[int, RawReply]]:
-    """Have the hosted clients of one message do what they are asked; yield what they reply.
+@dataclass(frozen=True)
+class _Node:
+    """The hosted clients that a message is for. A client that raises fails alone.
 
-    A client that raises, whatever it raises, fails alone.
-
-    Parameters
+    Attributes
     ----------
     client_fn : callable
-    asked : mapping of client id to ClientInstruction
-        The arrays are read-only views of the message.
+    message : Message
     context : Context
         The node's. A client that has not raised leaves its state in it.
     total : int
         Clients of the federation.
-    run_all : callable
-        Has some clients do their work.
-    at_once : int
-        How many clients are made at a time; no more of them, and of their replies, are in memory.
-    residents : Residents, optional
+    mods : sequence of callable
+    residents : Residents or None
         Keeps clients for the next message.
-
-    Yields
-    ------
-    client : int
-    reply : RawReply
     """
 
-    def make(fields: dict[str, Any]) -> tuple[NumPyClient, Context]:
-        hosted = Context(**fields | {"state": RecordDict(fields["state"])})
-        return _numpy_client(client_fn(hosted)), hosted
+    client_fn: ClientFn
+    message: Message
+    context: Context
+    total: int
+    mods: Sequence[Mod]
+    residents: Residents | None
 
-    states = _split_state(context.state)
-    waiting = list(asked.items())
-    for start in range(0, len(waiting), at_once):
-        jobs: Jobs = {}
+    def replies(
+        self, asked: Mapping[int, ClientInstruction], choice: Choice
+    ) -> dict[int, RawReply]:
+        """Have the clients do what they are asked; return what they reply."""
+        states = _split_state(self.context.state)
+        together = choice is True or (choice == "auto" and self.total >= LEAST_COHORT)
+        at_once = TOGETHER if together else 1  # no more of them are in memory
+        waiting = list(asked.items())
         replies: dict[int, RawReply] = {}
-        contexts: dict[int, Context] = {}
-        some = waiting[start : start + at_once]
-        for client_id, instruction in some:
-            place = {**context.node_config, "partition-id": client_id, "num-partitions": total}
-            fields = vars(context) | {"node_config": place, "state": states.get(client_id, {})}
-            made = _alone(make if residents is None else partial(residents.client, make), fields)
-            if isinstance(made, RawReply):
-                replies[client_id] = made
-            else:
-                client, contexts[client_id] = made
-                jobs[client_id] = client, instruction
-        replies |= run_all(jobs)
-        for client_id in jobs:
-            failed = replies[client_id].error is not None
-            if not failed:
-                for key in states.get(client_id, {}):
-                    del context.state[f"{key}@{client_id}"]
-                for key, record in contexts[client_id].state.items():
-                    context.state[f"{key}@{client_id}"] = record
-            if residents is not None:
-                residents.leave(client_id, failed)
-        jobs.clear()
-        for client_id, _ in some:
-            yield client_id, replies.pop(client_id)
+        for start in range(0, len(waiting), at_once):
+            jobs: _Jobs = {}
+            contexts: dict[int, Context] = {}
+            for client_id, instruction in waiting[start : start + at_once]:
+                made = _alone(self._client, client_id, states.get(client_id, {}))
+                if isinstance(made, RawReply):
+                    replies[client_id] = made
+                else:
+                    client, contexts[client_id] = made
+                    jobs[client_id] = client, instruction
+            found = _train_together(_trains(self.message), choice, jobs) if together else {}
+            for client_id, job in jobs.items():
+                alone = client_id not in found
+                reply = _alone(self._reply, *job) if alone else found[client_id]
+                replies[client_id], failed = reply, reply.error is not None
+                if not failed:
+                    for key in states.get(client_id, {}):
+                        del self.context.state[f"{key}@{client_id}"]
+                    for key, record in contexts[client_id].state.items():
+                        self.context.state[f"{key}@{client_id}"] = record
+                if self.residents is not None:
+                    self.residents.leave(client_id, failed)
+        return replies
+
+    def _client(self, client_id: int, state: dict[str, Any]) -> tuple[NumPyClient, Context]:
+        """Return a client, kept or made, and its context."""
+        place = {"partition-id": client_id, "num-partitions": self.total}
+        config = {**self.context.node_config, **place}
+        fields = vars(self.context) | {"node_config": config, "state": state}
+        if self.residents is not None:
+            return self.residents.client(self._made, fields)
+        return self._made(fields)
+
+    def _made(self, fields: dict[str, Any]) -> tuple[NumPyClient, Context]:
+        context = Context(**fields | {"state": RecordDict(fields["state"])})
+        return _numpy_client(self.client_fn(context)), context
+
+    def _reply(self, client: Any, instruction: ClientInstruction) -> RawReply:
+        client.seals = bool(self.mods)  # else nothing can change an upload on its way
+        own = getattr(client, "context", self.context)
+        run = partial(_reply, _trains(self.message), client)
+        return through(self.mods, self.message, own, instruction, run)
 
 
 T = TypeVar("T")
+_Jobs = dict[int, tuple[Any, ClientInstruction]]
 
 
 def _alone(work: Callable[..., T], *given: Any) -> T | RawReply:
@@ -334,42 +322,32 @@ def _alone(work: Callable[..., T], *given: Any) -> T | RawReply:
         return RawReply(error=describe(error))
 
 
-def _one_by_one(
-    mods: Sequence[Mod], message: Message, context: Context, run: Run, jobs: Jobs
-) -> dict[int, RawReply]:
-    """Have clients do their work through mods, where nothing else can change an upload."""
-
-    def work(client: Any, instruction: ClientInstruction) -> RawReply:
-        client.seals = bool(mods)
-        own = getattr(client, "context", context)
-        return through(mods, message, own, instruction, partial(run, client))
-
-    return {client_id: _alone(work, *job) for client_id, job in jobs.items()}
-
-
-def _driven(run: Run, choice: Choice, jobs: Jobs) -> dict[int, RawReply]:
-    """Have clients train or evaluate: those with one driver together, all others alone."""
-    name, reply = ("together", _uploaded) if run is _fit else ("evaluate_together", _evaluated)
-    by_driver: dict[Any, list[int]] = {}
+def _train_together(trains: bool, choice: Choice, jobs: _Jobs) -> dict[int, RawReply]:
+    """Have those clients train, or be evaluated, that can do so together."""
+    work: dict[Any, dict[int, Job]] = {}
     for client_id, (client, instruction) in jobs.items():
-        client.seals = False  # type: ignore[attr-defined]
-        driver = None if instruction.config.get(wire.COLLECT) else getattr(client, name, None)
-        if driver is not None:
-            by_driver.setdefault(driver, []).append(client_id)
-    found: dict[int, Any] = {}
-    for driver, ids in by_driver.items():
-        asked = [jobs[client_id] for client_id in ids]
-        work = [(client, _received(client, one), one.full_config()) for client, one in asked]
-        found |= zip(ids, driver(work, choice), strict=True)
+        driver = client.driver(trains) if hasattr(client, "driver") else None
+        if driver is not None and not instruction.config.get(wire.COLLECT):
+            client.seals = False
+            given = _received(client, instruction), instruction.full_config()
+            work.setdefault(driver, {})[client_id] = client, *given
     replies: dict[int, RawReply] = {}
-    for client_id, job in jobs.items():
-        if client_id not in found:
-            replies[client_id] = _alone(run, *job)
-        elif isinstance(result := found[client_id], BaseException):
-            replies[client_id] = RawReply(error=describe(result))
-        else:
-            replies[client_id] = _alone(reply, result, *job)
+    for driver, of_clients in work.items():
+        results = driver(list(of_clients.values()), choice, not trains)
+        for client_id, result in zip(of_clients, results, strict=True):
+            if isinstance(result, BaseException):
+                replies[client_id] = RawReply(error=describe(result))
+            else:
+                replies[client_id] = _alone(_checked, trains, *jobs[client_id], result)
     return replies
+
+
+def _trains(message: Message) -> bool:
+    """Return whether a message is for training, and not for an evaluation."""
+    kind = message.metadata.message_type.partition(".")[0]
+    if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+        raise ValueError(f"The message is of type {kind!r}, expected 'train' or 'evaluate'.")
+    return bool(kind == MessageType.TRAIN)
 
 
 def _check_consent(asked: Iterable[ClientInstruction], may_collect: bool) -> None:
@@ -406,24 +384,30 @@ def identity(context: Context) -> dict[str, Any]:
     return {wire.CLIENT_ID: int(partition), wire.NUM_CLIENTS: int(total)}
 
 
-def _fit(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
-    if instruction.config.get(wire.COLLECT):
+def _reply(trains: bool, client: NumPyClient, instruction: ClientInstruction) -> RawReply:
+    """Have a client do what it is asked; return what it replies."""
+    if trains and instruction.config.get(wire.COLLECT):
         return _personal(client)
-    result = client.fit(_received(client, instruction), instruction.full_config())
-    return _uploaded(result, client, instruction)
+    run: Any = client.fit if trains else client.evaluate
+    result = run(_received(client, instruction), instruction.full_config())
+    return _checked(trains, client, instruction, result)
 
 
-def _uploaded(result: Any, client: NumPyClient, instruction: ClientInstruction) -> RawReply:
-    """Return what a client's `fit` returned as a reply."""
-    arrays, num_examples, metrics = result
+def _checked(
+    trains: bool, client: NumPyClient, instruction: ClientInstruction, result: Any
+) -> RawReply:
+    """Return what a client's `fit` or `evaluate` returned as a reply."""
+    first, num_examples, metrics = result
+    numbers = wire.numbers_among(metrics) | {wire.NUM_EXAMPLES: num_examples}
+    if not trains:
+        return RawReply(None, {"loss": first} | numbers)
     names = instruction.upload_names()
-    if len(arrays) != len(names):
+    if len(first) != len(names):
         raise ValueError(
-            f"{type(client).__name__}.fit returned {len(arrays)} arrays, expected {len(names)}: "
+            f"{type(client).__name__}.fit returned {len(first)} arrays, expected {len(names)}: "
             f"{', '.join(names)}."
         )
-    named = {n: _numeric(client, n, a) for n, a in zip(names, arrays, strict=True)}
-    return RawReply(named, wire.numbers_among(metrics) | {wire.NUM_EXAMPLES: num_examples})
+    return RawReply({n: _numeric(client, n, a) for n, a in zip(names, first, strict=True)}, numbers)
 
 
 def _received(client: NumPyClient, instruction: ClientInstruction) -> list[NDArray[Any]]:
@@ -456,19 +440,6 @@ def _personal(client: NumPyClient) -> RawReply:
         )
     travelling = getattr(client, "travelling", dict)
     return RawReply(travelling(read()), {wire.NUM_EXAMPLES: 1})
-
-
-def _evaluate(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
-    result = client.evaluate(_received(client, instruction), instruction.full_config())
-    return _evaluated(result, client, instruction)
-
-
-def _evaluated(result: Any, client: NumPyClient, instruction: ClientInstruction) -> RawReply:
-    """Return what a client's `evaluate` returned as a reply."""
-    loss, num_examples, metrics = result
-    return RawReply(
-        None, {"loss": loss} | wire.numbers_among(metrics) | {wire.NUM_EXAMPLES: num_examples}
-    )
 
 
 def _numpy_client(client: Any, source: str = "client_fn returned") -> NumPyClient:

@@ -66,9 +66,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
     closed_form: ClassVar[str] = ""
     """Why there is no objective for a `minimise` of one's own; empty where there is one."""
     cohort: Driver | None = None
-    """What trains several such clients together, if anything does."""
-    cohort_test: Driver | None = None
-    """What evaluates them together."""
+    """What trains and evaluates several such clients together, if anything does."""
     initial_loss: float | None = None
     seals: bool = True
     """Whether replies have a `seal`: not where nothing can change them on their way."""
@@ -171,10 +169,11 @@ class MethodClient(NumPyClient, Generic[Asked]):
         """Return what makes its model, if it has one, again what it is now."""
         return lambda: None
 
-    @property
-    def together(self) -> Driver | None:
-        """What trains such clients together; None where `fit` is a user's."""
-        return self.cohort if type(self).fit is MethodClient.fit else None
+    def driver(self, trains: bool) -> Driver | None:
+        """Return what trains, or evaluates, such clients together; None where that is a user's."""
+        own, ours = type(self), MethodClient
+        plain = own.fit is ours.fit if trains else own.evaluate is ours.evaluate
+        return self.cohort if plain else None
 
     def run_round(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Reply]:
         """Answer a handshake, or train on what the message says; parameters and result of `fit`."""
@@ -219,11 +218,6 @@ class MethodClient(NumPyClient, Generic[Asked]):
         """
         with self.own_randomness():
             return take_steps(self.run_evaluation(parameters, config), self.perform)
-
-    @property
-    def evaluate_together(self) -> Driver | None:
-        """What evaluates such clients together; None where `evaluate` is a user's."""
-        return self.cohort_test if type(self).evaluate is MethodClient.evaluate else None
 
     def run_evaluation(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the models of a message; parameters and result are those of `evaluate`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +23,9 @@ from fl_admm_strategies.runtime.messages.records import STEP_SUM, brief, parse_g
 
 from ..data import batches
 from ..data.batches import Loader, SplitBatch
+from ..data.draws import bits
 from ..models.arrays import ModelArrays, in_full, tensors_of, to_read
-from ..solving.cohort import evaluate_together, fit_together
+from ..solving.cohort import train_together
 from ..solving.features import frozen_layers_applied
 from ..solving.objective import LocalObjective
 from ..solving.solvers import (
@@ -107,10 +109,9 @@ class TorchClient(MethodClient[Asked]):
         By default that is in ``context.state``.
     """
 
-    cohort = staticmethod(fit_together)
-    cohort_test = staticmethod(evaluate_together)
-    looks: Any = None
-    """What a cohort compares its model by, once it has."""
+    cohort = staticmethod(train_together)
+    stack_signature: Any = None
+    """Its loss function and what it is compared by in a cohort, once it has been."""
     _seed: int | None = None  # of this round
 
     def __init__(
@@ -169,6 +170,7 @@ class TorchClient(MethodClient[Asked]):
         dict, or list of dict
             The metrics of a minimisation, or those of every model that was measured.
         """
+        self.begin_descent(asked)
         return self._minimised(asked) if isinstance(asked, Minimisation) else self._measured(asked)
 
     def _measured(self, asked: Measurement) -> list[Scalars]:
@@ -190,7 +192,6 @@ class TorchClient(MethodClient[Asked]):
             If it returned no dict.
         """
         objective, name = asked.objective, f"{type(self).__name__}.minimise"
-        self.begin_descent(asked)
         with self.training_on(self.problem_of(asked)), objective.others_fixed(self.model) as moving:
             if objective.wants_step_sum and self.known_step(asked.lr) is None:
                 objective.meter = StepMeter(moving)
@@ -212,6 +213,13 @@ class TorchClient(MethodClient[Asked]):
             )
         return reported | metrics
 
+    def after_step(self, asked: Minimisation | Measurement, found: Any) -> Any:
+        """Return what `perform` does, after a step in a stack that found a loss, or the metrics."""
+        if isinstance(asked, Measurement):
+            return found
+        self.note_initial_loss(asked.objective)
+        return {**self.step_sum(asked, {}), "loss": found}
+
     def known_step(self, lr: float) -> SGD | None:
         """Return how `minimise` steps, where the step sizes follow from that."""
         if self.own_loop or self.max_grad_norm is not None:
@@ -230,8 +238,11 @@ class TorchClient(MethodClient[Asked]):
             found = sum_of_steps(step.lr, step.momentum, objective.steps)
         return {STEP_SUM: found} if math.isfinite(found) else {}
 
-    def problem_of(self, asked: Minimisation) -> LocalProblem:
-        """Return the loss that a step is taken on."""
+    def problem_of(self, asked: Minimisation | Measurement) -> LocalProblem:
+        """Return the loss that a step is taken on, or that is measured."""
+        if isinstance(asked, Measurement):
+            found: LocalProblem = asked.problem
+            return found
         loader = self.train_loader if asked.loader is None else asked.loader
         return replace(self.train_problem, loader=loader, seed=self._seed)
 
@@ -256,7 +267,13 @@ class TorchClient(MethodClient[Asked]):
         So many batches after another, beginning anew when the loader ends; or always all samples,
         where the client takes full-gradient steps.
         """
-        return repeat(self.train_loader) if self.full_batch else self.train_problem.draws(count)
+        if self.full_batch:
+            yield from repeat(self.train_loader)
+        drawn = self.train_problem.draws(count)
+        for number in itertools.count():  # other clients may have drawn since the last
+            if self._seed is not None:
+                self._seed_torch(bits(self._seed, number))
+            yield next(drawn)
 
     @property
     def train_loader(self) -> Loader:
@@ -510,17 +527,16 @@ class TorchClient(MethodClient[Asked]):
         """Leave torch's generators outside as they were."""
         return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
 
-    def begin_descent(self, asked: Minimisation | Measurement) -> bool:
+    def begin_descent(self, asked: Minimisation | Measurement) -> None:
         """Let a descent have the batches that the first of this client's round would have.
 
         So methods are paired: the order follows from the run's seed, the client, the round and the
-        epoch, whatever a method drew before, such as for measuring. Where it draws its own batches
-        (`draws`), these go on; then False is returned.
+        epoch, whatever a method drew before, such as for measuring. Batches that were drawn before
+        need no numbers.
         """
-        if not isinstance(asked, Minimisation) or asked.loader is not None or self._seed is None:
-            return False
-        self._seed_torch(self._seed)
-        return True
+        drawn = isinstance(asked, Measurement) or isinstance(asked.loader, list)
+        if self._seed is not None and not drawn:
+            self._seed_torch(self._seed)
 
     def _seed_torch(self, seed: int) -> None:
         # torch.manual_seed notes down the stack for each accelerator that it does not find, which

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -23,14 +24,21 @@ _OF_ALL = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
 
 
-def signature(model: nn.Module, loss_fn: Any) -> Hashable:
+_KEYS: dict[Hashable, int] = {}
+
+
+def signature(model: nn.Module, loss_fn: Any) -> int | None:
     """Return what clients share whose models and losses are alike, in every setting and shape.
 
-    Raises
-    ------
-    CannotStackError
-        If such clients cannot be told from others, or not be stacked.
+    None is for a client that cannot be told from others, or not be stacked.
     """
+    try:
+        return _KEYS.setdefault((_of_model(model), _of_loss(loss_fn)), len(_KEYS))
+    except CannotStackError:
+        return None
+
+
+def _of_model(model: nn.Module) -> Hashable:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     if not parameters or any(
         p.dtype not in (torch.float32, torch.float64) for p in parameters.values()
@@ -42,7 +50,7 @@ def signature(model: nn.Module, loss_fn: Any) -> Hashable:
         for name, p in parameters.items()
     )
     modules = tuple((name, _of_module(module)) for name, module in model.named_modules())
-    return modules, of_parameters, _of_loss(loss_fn)
+    return modules, of_parameters
 
 
 def _of_module(module: nn.Module) -> Hashable:
@@ -85,8 +93,8 @@ def work_in_stacks(key: Hashable, problem: LocalProblem, epoch: Epoch) -> float:
     """Return the multiplications of a model's layers for a sample; infinity if it does not stack.
 
     Clients with a signature must get in a stack what each gets alone. It is tried once in a process
-    for each signature and kind of samples: a step and a loss of two models, one of them on fewer
-    samples, so that its rows are filled up.
+    for each signature and kind of samples: a step of two models, one of them on fewer samples, so
+    that its rows are filled up.
 
     Raises
     ------
@@ -112,23 +120,26 @@ def _trial(problem: LocalProblem, inputs: Tensor, targets: Tensor) -> float:
             parameter.mul_(1.5)
     begin = stack_of([dict(model.named_parameters()) for model in models])
     found = {name: tensor.clone() for name, tensor in begin.items()}
+    step = partial(descend, objective=LocalObjective(), lr=1.0, epochs=1, full_batch=False)
+    losses: list[Tensor] = []
     with _Multiplications() as work:
-        expected = [_alone(problem, models[0], epochs[0])]
-    expected.append(_alone(problem, models[1], epochs[1]))
+        for model, epoch in zip(models, epochs, strict=True):
+            losses.append(step(replace(problem, model=model, loader=[epoch[:2]], seed=1))[0])
     after = stack_of([dict(model.named_parameters()) for model in models])
-    if not all(torch.isfinite(tensor).all() for tensor in (*expected, *after.values())):
+    if not all(torch.isfinite(tensor).all() for tensor in (*losses, *after.values())):
         raise ValueError("A step of the client ends in numbers that are not finite.")
+    batches = Samples(epochs, False, losses[0].dtype).batches
+    twin = copy.deepcopy(problem.model)
     try:
-        losses = _in_a_stack(problem, found, Samples(epochs, False, expected[0].dtype))
+        theirs, _ = step(Stack(twin, problem.loss_fn, found, [1, 1], lambda _: batches([None])))
     except Exception:  # vmap cannot go through it
         return math.inf
     pairs = [(found[name] - begin[name], after[name] - begin[name]) for name in begin]
-    pairs.append((losses, torch.stack(expected)))
-    same = all(
-        torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-7)
-        for one, other in pairs
-    )
-    return work.number / (2 * len(targets)) if same else math.inf
+    for one, other in [*pairs, (theirs, torch.stack(losses))]:
+        if not torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-7):
+            return math.inf
+    per_sample: float = work.number / (2 * less + 1)
+    return per_sample
 
 
 class _Multiplications(TorchFunctionMode):
@@ -143,32 +154,6 @@ class _Multiplications(TorchFunctionMode):
         if func in (F.linear, F.conv1d, F.conv2d, F.conv3d):
             self.number += result.numel() * args[1][0].numel()
         return result
-
-
-def _alone(problem: LocalProblem, model: nn.Module, epoch: Epoch) -> Tensor:
-    """Take a client's step by itself; return its losses before it and, in evaluation, after it."""
-    loader = [(epoch.inputs, epoch.targets)]
-    own = replace(problem, model=model, loader=loader, seed=1)
-    first, _ = descend(own, LocalObjective(), lr=1.0, epochs=1, full_batch=False)
-    model.eval()
-    with torch.no_grad():
-        return torch.stack([first, *(own.loss(batch) for batch in own.batches())])
-
-
-def _in_a_stack(problem: LocalProblem, parameters: dict[str, Tensor], samples: Samples) -> Tensor:
-    """Take the steps of both in a stack, whose parameters they change; return their losses."""
-    stack = Stack(
-        copy.deepcopy(problem.model),
-        problem.loss_fn,
-        parameters,
-        [1, 1],
-        lambda _: samples.batches([None]),
-    )
-    first, _ = descend(stack, LocalObjective(), lr=1.0, epochs=1, full_batch=False)
-    stack.model.eval()
-    (batch,) = samples.batches([None])
-    with torch.no_grad():
-        return torch.stack([first, stack.losses(stack.outputs(parameters, batch), batch)], 1)
 
 
 def stack_of(clients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -102,8 +102,8 @@ class LocalProblem:
             inputs, targets, size = self._read(batch)
             yield Batch(to_device(inputs, self.device), to_device(targets, self.device), size)
 
-    def epoch(self) -> Epoch:
-        """Return the batches of an epoch as one.
+    def epochs(self, count: int) -> list[Epoch]:
+        """Return so many epochs, each with its batches as one; a list's are all the same one.
 
         Raises
         ------
@@ -113,8 +113,13 @@ class LocalProblem:
         loader = self.loader
         if type(loader) is Minibatches and self.split_batch is split_batch:
             inputs, targets = loader.on(self.device).dataset.tensors
-            return Epoch(inputs, targets, loader.sizes, loader.draw())
-        batches = list(self.batches())
+            return [Epoch(inputs, targets, loader.sizes, loader.draw()) for _ in range(count)]
+        if isinstance(loader, list | tuple):
+            count = 1
+        return [self._joined(list(self.batches())) for _ in range(count)]
+
+    @staticmethod
+    def _joined(batches: Sequence[Batch]) -> Epoch:
         kinds = set()
         for batch in batches:
             for values in (batch.inputs, batch.targets):
@@ -124,9 +129,10 @@ class LocalProblem:
             kinds.add(tuple((v.shape[1:], v.dtype) for v in (batch.inputs, batch.targets)))
         if len(kinds) != 1:
             raise ValueError("The batches have samples of different shapes or types.")
-        inputs = torch.cat([batch.inputs for batch in batches])
-        targets = torch.cat([batch.targets for batch in batches])
-        return Epoch(inputs, targets, [batch.size for batch in batches])
+        inputs, targets, sizes = zip(*batches, strict=True)
+        if len(sizes) == 1:
+            return Epoch(inputs[0], targets[0], sizes)
+        return Epoch(torch.cat(inputs), torch.cat(targets), sizes)
 
     def draws(self, count: int) -> Iterator[Drawn]:
         """Yield so many batches at a time, epoch after epoch, without end."""

@@ -116,7 +116,7 @@ class Stack:
     parameters : dict of str to Tensor
         Of all clients.
     seeds : sequence of int
-        Of the clients' dropout.
+        Of the clients' dropout. It and the batches are for descents.
     epochs : callable
         ``epochs(epoch)`` yields the batches.
     """
@@ -126,8 +126,8 @@ class Stack:
         model: nn.Module,
         loss_fn: LossFn | None,
         parameters: dict[str, Tensor],
-        seeds: Sequence[int],
-        epochs: Callable[[int], Iterator[StackBatch]],
+        seeds: Sequence[int] = (0,),
+        epochs: Callable[[int], Iterator[StackBatch]] = lambda _: iter(()),
     ) -> None:
         self.model, self.parameters = model, parameters
         self._losses, self._epochs = sample_losses(loss_fn), epochs

@@ -1,25 +1,19 @@
-"""How a method asks for its descents, and who takes them: one client's driver or that of many.
+"""How a method asks for its descents, and what takes them: one client's driver or that of many.
 
 A client's `run_round` is a generator. It yields what is to be done, such as a `Minimisation`, and
-is sent the metrics of that. `take_steps` drives one client. `run_together` drives several, so that
-steps of the same kind can be taken in one computation.
+is sent the metrics of that. `take_steps` drives one client. `cohort.train_together` drives several,
+so that steps of the same kind are taken in one computation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, Literal, TypeVar
 
 from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.common.interrupts import Interrupted
-
-from ..errors import as_plain
 
 T = TypeVar("T")
 Scalars = dict[str, Any]
@@ -35,9 +29,9 @@ Job = tuple[Any, list[NDArray[Any]], Scalars]
 """A client, and the parameters and configuration that its `fit` would get."""
 Choice = Literal["auto"] | bool
 """Whether clients train together: "auto" if they gain by it."""
-Driver = Callable[[Sequence[Job], Choice], list[Any]]
-"""Does for several clients what their `fit` or `evaluate` does, in the order of the jobs: a list of
-what it returned or raised."""
+Driver = Callable[[Sequence[Job], Choice, bool], list[Any]]
+"""Does for several clients what their `fit` does, or their `evaluate`, in the order of the jobs: a
+list of what it returned or raised."""
 
 
 @dataclass(frozen=True)
@@ -97,103 +91,3 @@ def take_steps(steps: Steps[T], perform: Callable[[Any], Any]) -> T:
     except StopIteration as done:
         result: T = done.value
         return result
-
-
-class Session:
-    """A client in the middle of its round.
-
-    Attributes
-    ----------
-    client : MethodClient
-    asked : Any
-        The step that it waits for; None once it is through.
-    outcome : tuple or BaseException
-        What its `fit`, or its `evaluate`, would have returned or raised, once it is through.
-    """
-
-    def __init__(
-        self,
-        client: Any,
-        parameters: list[NDArray[Any]],
-        config: Scalars,
-        *,
-        evaluating: bool = False,
-    ) -> None:
-        self.client = client
-        self.asked: Any = None
-        self.outcome: Any = RuntimeError("The round is not over.")
-        run = client.run_evaluation if evaluating else client.run_round
-        self._steps: Steps[Any] = run(parameters, config)
-
-    def advance(self, perform: Callable[[], Any] | None = None) -> None:
-        """Do what the client waits for, and go on to its next step or to its end."""
-        self.asked = None
-        try:
-            with self.turn():
-                metrics = None if perform is None else perform()
-                try:
-                    self.asked = self._steps.send(metrics)
-                except StopIteration as done:
-                    self.outcome = done.value
-                else:
-                    self.begin()
-        except Interrupted:
-            raise
-        except BaseException as error:
-            self.asked, self.outcome = None, as_plain(error)
-
-    def begin(self) -> None:
-        """Prepare for the step that it now waits for."""
-
-    def advance_alone(self) -> None:
-        """Go on with the client's step taken by itself."""
-        self.advance(partial(self.client.perform, self.asked))
-
-    def turn(self) -> AbstractContextManager[Any]:
-        """Go on in place of another client."""
-        return nullcontext()
-
-    def close(self) -> None:
-        """Leave the contexts of a round that did not come to its end."""
-        if getgeneratorstate(self._steps) != GEN_CLOSED:
-            with self.turn():
-                self._steps.close()
-
-
-AnySession = TypeVar("AnySession", bound=Session)
-
-
-def run_together(
-    sessions: Sequence[AnySession], advance: Callable[[Sequence[AnySession]], None]
-) -> list[Any]:
-    """Run the rounds of several clients; `advance` takes the next step of all that wait."""
-    try:
-        for session in sessions:
-            session.advance()
-        while waiting := [session for session in sessions if session.asked is not None]:
-            advance(waiting)
-    finally:
-        for session in sessions:
-            session.close()
-    return [session.outcome for session in sessions]
-
-
-def in_stacks(members: Iterable[tuple[T, Hashable, int]], most: int) -> list[list[T]]:
-    """Return members with the same key together, in stacks of a limited size.
-
-    Parameters
-    ----------
-    members : iterable of (member, key, size)
-    most : int
-        The sum of the sizes in a stack, unless one member alone has more.
-    """
-    stacks: list[list[T]] = []
-    last: dict[Hashable, tuple[list[T], int]] = {}
-    for member, key, size in members:
-        stack, filled = last.get(key, ([], 0))
-        if not stack or filled + size > most:
-            stack, filled = [], 0
-            stacks.append(stack)
-        stack.append(member)
-        last[key] = stack, filled + size
-    return stacks

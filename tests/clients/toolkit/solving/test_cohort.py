@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clients import MeanMetric, Minibatches, SGDClient, TorchClient, accuracy
 from clients.toolkit.solving import cohort
-from clients.toolkit.solving.cohort import evaluate_together, fit_together
+from clients.toolkit.solving.cohort import train_together
 from fl_admm_strategies.runtime.messages.records import groups_setting
 
 CONFIG: dict[str, Any] = {"lr": 0.2, "local-epochs": 2, "seed": 3, "server-round": 1}
@@ -73,6 +73,10 @@ def make(
     if loader is None:
         loader = DataLoader(TensorDataset(*samples(client, dtype)), batch_size=8, shuffle=True)
     return client_class(context, net, loader, loss or nn.CrossEntropyLoss(), **options)
+
+
+def evaluate_together(jobs: Any, choice: Any) -> list[Any]:
+    return train_together(jobs, choice, evaluating=True)
 
 
 def job(client: SGDClient) -> Any:
@@ -208,7 +212,7 @@ TOGETHER: dict[str, Callable[[int], SGDClient]] = {
 @pytest.mark.parametrize("kind", TOGETHER)
 def test_in_a_stack_a_client_gets_what_it_gets_alone(kind: str, stacked: list[int]) -> None:
     before = torch.get_rng_state()
-    results = fit_together([job(TOGETHER[kind](i)) for i in range(5)], True)
+    results = train_together([job(TOGETHER[kind](i)) for i in range(5)], True)
     assert max(stacked) > 1
     assert torch.equal(torch.get_rng_state(), before)
     for i, result in enumerate(results):
@@ -235,20 +239,20 @@ def test_whatever_sizes_clients_have(
 
     def message(i: int) -> Any:
         made = client(i)
-        config = CONFIG | {"local-epochs": epochs, "seed": i}
+        config = CONFIG | {"lr": 0.02, "local-epochs": epochs, "seed": i}
         return made, list(made.arrays().values()), config
 
-    for i, result in enumerate(fit_together([message(i) for i in range(len(sizes))], True)):
+    for i, result in enumerate(train_together([message(i) for i in range(len(sizes))], True)):
         made, arrays, config = message(i)
         assert_as_alone(result, made.fit(arrays, config))
 
 
 def test_a_fixed_layout_repeats_its_bits_and_seeds_tell_clients_apart() -> None:
     kind = TOGETHER["dropout"]
-    first, again = (fit_together([job(kind(i)) for i in (0, 1)], True) for _ in range(2))
+    first, again = (train_together([job(kind(i)) for i in (0, 1)], True) for _ in range(2))
     assert list(map(arrays_of, first)) == list(map(arrays_of, again))
     same = [(c, a, {**config, "seed": seed}) for seed in (3, 4) for c, a, config in [job(kind(0))]]
-    one, other = fit_together(same, True)
+    one, other = train_together(same, True)
     assert arrays_of(one) == arrays_of(first[0])
     assert arrays_of(one) != arrays_of(other)
 
@@ -256,10 +260,10 @@ def test_a_fixed_layout_repeats_its_bits_and_seeds_tell_clients_apart() -> None:
 def test_many_samples_fit_in_little_memory(
     stacked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fit_together([job(make(i)) for i in range(5)], True)
+    whole = train_together([job(make(i)) for i in range(5)], True)
     before = len(stacked)
-    monkeypatch.setattr(cohort, "STACK_BYTES", 2000)
-    parts = fit_together([job(make(i)) for i in range(5)], True)
+    monkeypatch.setattr(cohort, "STACK_BYTES", 6000)
+    parts = train_together([job(make(i)) for i in range(5)], True)
     assert max(stacked[before:]) < max(stacked[:before])
     for one, other in zip(parts, whole, strict=True):
         assert_as_alone(one, other)
@@ -452,7 +456,7 @@ ALONE: dict[str, Callable[[int], SGDClient]] = {
 
 @pytest.mark.parametrize("kind", ALONE)
 def test_what_cannot_be_stacked_is_trained_one_by_one_to_the_same_bits(kind: str) -> None:
-    results = fit_together([job(ALONE[kind](i)) for i in range(3)], True)
+    results = train_together([job(ALONE[kind](i)) for i in range(3)], True)
     for i, result in enumerate(results):
         assert arrays_of(result) == arrays_of(alone(ALONE[kind](i)))
 
@@ -462,15 +466,16 @@ def test_a_client_with_a_fit_of_its_own_is_left_to_it() -> None:
         def fit(self, *args: Any) -> Any:
             return super().fit(*args)
 
-    assert make(0).together is not None
-    assert make(0, client_class=OwnFit).together is None
+    assert make(0).driver(True) is not None
+    assert make(0, client_class=OwnFit).driver(True) is None
+    assert make(0, client_class=OwnFit).driver(False) is not None
 
 
 def test_models_that_differ_in_a_number_share_no_stack(stacked: list[int]) -> None:
     def client(i: int) -> SGDClient:
         return make(i, lambda: Net(scale=1.0 + i % 2))
 
-    results = fit_together([job(client(i)) for i in range(4)], True)
+    results = train_together([job(client(i)) for i in range(4)], True)
     assert set(stacked) == {2}
     for i, (arrays, *_) in enumerate(results):  # type: ignore[misc]
         np.testing.assert_allclose(arrays[0], alone(client(i))[0][0], rtol=1e-4, atol=1e-6)
@@ -480,10 +485,10 @@ def test_auto_stacks_small_models_only(stacked: list[int]) -> None:
     def client(i: int, width: int) -> SGDClient:
         return make(i, lambda: nn.Sequential(nn.Linear(FEATURES, width), nn.Linear(width, 3)))
 
-    fit_together([job(client(i, 4)) for i in range(2)], "auto")
+    train_together([job(client(i, 4)) for i in range(2)], "auto")
     assert set(stacked) == {2}
     stacked.clear()
-    fit_together([job(client(i, cohort.LARGEST)) for i in range(2)], "auto")
+    train_together([job(client(i, cohort.LARGEST)) for i in range(2)], "auto")
     assert not stacked
 
 
@@ -521,9 +526,9 @@ FAILING: dict[str, tuple[Any, type[BaseException] | None]] = {
 @pytest.mark.parametrize("kind", FAILING)
 def test_who_fails_fails_alone(kind: str) -> None:
     loader, error = FAILING[kind]
-    expected = fit_together([job(make(i, network)) for i in (0, 2)], True)
+    expected = train_together([job(make(i, network)) for i in (0, 2)], True)
     clients = [make(0, network), make(1, network, loader=loader), make(2, network)]
-    first, failed, last = fit_together([job(client) for client in clients], True)
+    first, failed, last = train_together([job(client) for client in clients], True)
     if error is None:
         assert not isinstance(failed, BaseException)
         assert np.isnan(failed[2]["loss"])
@@ -540,7 +545,7 @@ def test_a_descent_that_fails_leaves_torchs_random_numbers_as_they_were(together
     before = torch.get_rng_state()
     kept: list[Any] = []  # errors and their frames live on, as in a log or a test's report
     if together:
-        kept += fit_together([job(failing), job(make(1))], True)
+        kept += train_together([job(failing), job(make(1))], True)
         assert isinstance(kept[0], BaseException)
     else:
         with pytest.raises(Exception, match=r"\S") as raised:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import FedADMMClient
-from clients.toolkit.solving.cohort import fit_together
+from clients.toolkit.solving.cohort import train_together
 from clients.toolkit.solving.stepsum import sum_of_steps
 from fl_admm_strategies.algorithms.fedadmm import FedADMMRule
 from fl_admm_strategies.algorithms.shared.consensus import ProximalInstruction
@@ -157,7 +157,7 @@ def test_a_loop_may_say_it_itself() -> None:
     "options", [{}, {"optimizer_fn": partial(torch.optim.SGD, momentum=0.9)}, {"max_grad_norm": 1}]
 )
 def test_in_a_stack_it_is_what_it_is_alone(options: dict[str, Any]) -> None:
-    found = fit_together([job(**options), job(**options)], True)
+    found = train_together([job(**options), job(**options)], True)
     sums = [reply[2]["step-sum"] for reply in found if not isinstance(reply, BaseException)]
     assert sums == [reported(**options)] * 2
 
