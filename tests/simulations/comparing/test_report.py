@@ -142,20 +142,6 @@ def test_a_failed_cell_is_a_row_and_its_method_is_not_tested(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_one_seed_has_numbers_and_no_tests(outcomes: list[Outcome], tmp_path: Path) -> None:
-    for outcome in outcomes:
-        outcome.runs = [run(outcome.alias, 0, 0.5, ("model", "one|other"))]
-    write_report(
-        read(None, {"methods": ["ditto", "fedavg", "local"], "seeds": 1}), outcomes, tmp_path
-    )
-    markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert names(markdown, "One seed", "Other models", "1 seed")
-    assert "| ditto | model | 50.00 | – | – | 30.00 | 10.00 | 0.50 | 1/1 |" in markdown
-    assert "Wilcoxon p" not in markdown
-    assert r"| ditto | one\|other | 50.00 | – |" in markdown
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_a_sweep_is_a_row_a_method_and_a_column_a_value(tmp_path: Path) -> None:
     swept = {"attack.kind": ["gaussian", "sign-flip"], "attack.ratio": [0, 0.2]}
     comparison = read(None, {"methods": ["ditto", "local"], "seeds": 2, "sweep": swept})

@@ -12,10 +12,6 @@ from simulations.data import load
 from tests.support.refusals import refused
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
-NEEDS_FILES = pytest.mark.skipif(
-    not (ROOT / "housing-bodyfat" / "housing.data").is_file(),
-    reason="needs housing-bodyfat/housing.data and bodyfat.csv under $FL_ADMM_DATA",
-)
 HOUSING, BODYFAT = slice(0, 6), slice(6, 8)
 
 
@@ -84,14 +80,3 @@ def test_a_damaged_or_missing_file_is_named(root: Path, name: str, damage: Any) 
     path.unlink()
     with refused(FileNotFoundError, name, path.parent, "data-root", "FL_ADMM_DATA", "https"):
         load("housing-bodyfat", 1, root)
-
-
-@pytest.mark.slow
-@NEEDS_FILES
-def test_real_files() -> None:
-    """Known facts of the two tables: mean values 22.53 (in $1000) and 19.15 percent body fat."""
-    data = load("housing-bodyfat", 1, ROOT)
-    for clients, mean in ((HOUSING, 22.53), (BODYFAT, 19.15)):
-        y = torch.cat([torch.cat([c.train[1], c.test[1]]) for c in data.clients[clients]])
-        assert y.mean().item() == pytest.approx(mean, abs=0.01)
-    assert all(torch.isfinite(c.test[0]).all() for c in data.clients)

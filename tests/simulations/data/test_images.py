@@ -142,15 +142,3 @@ def test_a_damaged_idx_file_is_named(root: Path, content: bytes) -> None:
     path.write_bytes(content)
     with refused(ValueError, path, "http"):
         load("mnist-swap", 1, root)
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [np.zeros((3000, 2, 2), np.uint8), np.zeros(2999, np.uint8), np.full(3000, 10, np.uint8)],
-    ids=["images", "too few", "too large"],
-)
-def test_labels_that_do_not_fit_are_named(root: Path, labels: np.ndarray) -> None:
-    path = root / "MNIST" / "raw" / "train-labels-idx1-ubyte"
-    write_idx(path, labels)
-    with refused(ValueError, path):
-        load("mnist-swap", 1, root)

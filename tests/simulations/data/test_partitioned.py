@@ -2,7 +2,6 @@
 
 import io
 import os
-import struct
 import sys
 import types
 from pathlib import Path
@@ -75,37 +74,6 @@ def test_bad_options(options: dict, named: list[Any]) -> None:
 
 
 # MNIST
-
-
-def write_idx(path: Path, array: np.ndarray) -> None:
-    header = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    path.write_bytes(header + array.tobytes())
-
-
-@pytest.fixture
-def mnist(tmp_path: Path) -> Path:
-    """1,400 + 700 images: a bar in the middle whose brightness is 100 + label, a dot in (0, 0)."""
-    folder = tmp_path / "MNIST" / "raw"
-    folder.mkdir(parents=True)
-    for part, n in (("train", 1400), ("t10k", 700)):
-        labels = (np.arange(n) % 10).astype(np.uint8)
-        images = np.zeros((n, 28, 28), np.uint8)
-        images[:, 6:22, 13:15] = 100 + labels[:, None, None]
-        images[:, 0, 0] = 255 if part == "train" else 0
-        write_idx(folder / f"{part}-images-idx3-ubyte", images)
-        write_idx(folder / f"{part}-labels-idx1-ubyte", labels)
-    return tmp_path
-
-
-def test_mnist_pools_training_and_test_images_and_normalises_them(mnist: Path) -> None:
-    data = load("mnist", 0, mnist, clients=3, partition="noise", sigma=0.0)
-    assert (data.name, data.input_shape) == ("mnist", (1, 28, 28))
-    x = inputs(data)
-    y = torch.cat([y for client in data.clients for _, y in parts(client)])
-    assert x.shape == (2100, 1, 28, 28)
-    pixels = 255 * (x * 0.3081 + 0.1307)  # docs/methods/flame-notes.md, P12
-    assert torch.allclose(pixels[:, 0, 10, 13], 100.0 + y, atol=1e-2)
-    assert (pixels[:, 0, 0, 0] > 128).sum() == 1400
 
 
 # CIFAR-10

@@ -145,12 +145,3 @@ def test_synthetic_ratings_are_of_low_rank_and_in_the_scale() -> None:
             matrix[row[part.users], part.items] = part.values
     assert np.linalg.matrix_rank(matrix, tol=1e-9) == 3
     assert 1 <= matrix.min() < matrix.max() <= 5
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("users", 0), ("rank", 0), ("density", 1.1), ("noise", -0.1), ("clients", 401)],
-)
-def test_wrong_options_of_synthetic_ratings(option: str, value: float) -> None:
-    with refused(ValueError, option, value):
-        load("synthetic-ratings", 0, **{option: value})

@@ -91,23 +91,6 @@ def changed(name: str, row: int, column: int, value: float) -> dict[str, np.ndar
     return tables
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not (ROOT / "qsar-oral-toxicity" / "toxicity.mat").is_file(),
-    reason="needs qsar-oral-toxicity/toxicity.mat and toxicityclass.mat under $FL_ADMM_DATA",
-)
-def test_real_files() -> None:
-    data = loaded("qsar", 0, ROOT)
-    d, (a, b) = sizes(data), pooled(data)
-    assert len(d) == 64
-    assert (40 * 64 * d > 8992).all()
-    assert a.shape == (8992, 1024)
-    assert np.count_nonzero(b == 1) == 741
-    assert np.count_nonzero(b == 0) == 8251
-    np.testing.assert_allclose(np.linalg.norm(a, axis=0), 1, rtol=1e-12)
-    _load.cache_clear()  # large
-
-
 @pytest.mark.parametrize(
     ("tables", "named"),
     [
@@ -137,12 +120,3 @@ def test_files_that_are_damaged_or_missing_are_named(toxicity: Path) -> None:
     path.unlink()
     with refused(FileNotFoundError, path.name, path.parent, "FL_ADMM_DATA"):
         loaded("qsar", 0, toxicity)
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "value"),
-    [("synthetic-v1", "clients", 2), ("qsar", "clients", 61), ("qsar", "mu", -1.0)],
-)
-def test_wrong_options(toxicity: Path, name: str, option: str, value: float) -> None:
-    with refused(ValueError, option, value):
-        loaded(name, 0, toxicity, **{option: value})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fl_admm_strategies import L1, StepDecay
+from fl_admm_strategies import L1
 from simulations.experiments.loading import changed_settings, load_settings
 from simulations.methods import METHODS
 from tests.simulations.quick_runs import EXPERIMENTS
@@ -48,17 +48,6 @@ def test_a_profile_and_changes_apply_in_this_order() -> None:
     assert settings.model.name == "linear"
     assert settings.data.options == {"num_clients": 10}
     assert settings.seed == 5
-
-
-def test_the_rate_decays_every_five_rounds_from_the_first() -> None:
-    # Section 6.1: 0.01 times 0.9 every 5 rounds. The paper's round 0 is Flower's round 1, so rounds
-    # 1 to 5 have the full rate (docs/methods/fpfc-notes.md, P5).
-    strategy = load_settings("mnist-swap").algorithm.build()
-    assert strategy.lr == StepDecay(0.01, factor=0.9, every=5)
-    rates = [strategy.lr(k) for k in (1, 5, 6, 10, 11)]
-    assert rates == pytest.approx([0.01, 0.01, 0.009, 0.009, 0.0081])
-    quick = load_settings("mnist-swap", profile="quick").algorithm.build()
-    assert quick.lr == 0.05  # a number takes the place of the table
 
 
 def test_what_a_resumed_run_says_has_changed() -> None:

@@ -34,15 +34,6 @@ def test_fairness_of_twenty_accuracies() -> None:
     }
 
 
-def test_fairness_of_equal_values_and_of_nothing() -> None:
-    equal = {"variance": 0.0, "cosine": 1.0, "entropy": math.log(4), "jain": 1.0}
-    assert fairness([0.3] * 4) == {k: pytest.approx(v) for k, v in equal.items()}
-    one = fairness([0, 0, 1, 0])  # the shares that are 0 have no logarithm
-    assert (one["entropy"], one["jain"], one["cosine"]) == (0, 0.25, 0.5)
-    assert all(math.isnan(fairness([0, 0])[name]) for name in ("cosine", "entropy", "jain"))
-    assert math.isnan(fairness([-1, 2])["entropy"])
-
-
 def of_clusters(labels: Any, malicious: set[int], truth: Any) -> Any:
     problem = SimpleNamespace(
         malicious=malicious, data=SimpleNamespace(true_clusters=None if truth is None else truth)

@@ -13,10 +13,8 @@ import pytest
 from fl_admm_strategies import FedGiA
 from simulations.data import load
 from simulations.experiments.experiment import RunConfig, load_experiment
-from simulations.experiments.loading import load_settings
 from simulations.methods import grid_of
 from tests.simulations.quick_runs import result_of, run
-from tests.support.refusals import refused
 
 SMALL = ("data.options.clients=4",)
 
@@ -40,22 +38,6 @@ def test_a_run_reports_table_3(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "Left out: the published numbers" in text
     assert (out / "gradient.png").stat().st_size > 10_000
     assert "gradient.png" in text
-
-
-@pytest.mark.slow
-def test_a_run_that_ends_too_early_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changes = (*SMALL, "training.num-rounds=2")
-    out = run(RunConfig("fedgia-v1", changes=changes, out=tmp_path / "run"))
-    assert "did not get there" in capsys.readouterr().out
-    assert result_of(out)["cells"]["one global model"]["cr"] is None
-
-
-@pytest.mark.parametrize("change", ["report.tolerance=0", "algorithm.t=0"])
-def test_a_wrong_setting_is_named(change: str) -> None:
-    with refused(ValueError, change.partition("=")[0]):
-        load_settings("fedgia-v1", changes=[change])
 
 
 FORMS = [(hessian, k0) for hessian in ("gram", "diagonal") for k0 in (1, 5, 10)]

@@ -57,26 +57,6 @@ def test_metric_draws_every_line_and_every_level(tmp_path, figures):
     assert (figures[0].get_suptitle(), axes.get_title(loc="left")) == ("A run", "lr=0.1")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 30])
-def test_axes_and_legend_are_inside_and_apart(count, tmp_path, figures):
-    names = [f"Method {k}: a kind of model with a name of some length" for k in range(count)]
-    setting = ", ".join(f"setting-{k}=0.{k}" for k in range(20))
-    curves(
-        {name: [(1, 0.3), (9, 0.9)] for name in names},
-        ylabel="y",
-        picture=Picture(tmp_path / "m.png", "A method on data " * 6, setting),
-    )
-    (figure,) = figures
-    figure.draw_without_rendering()
-    axes, legend = (
-        part.get_window_extent().transformed(figure.transFigure.inverted())
-        for part in (figure.axes[0], figure.legends[0])
-    )
-    assert 0 <= legend.ymin < legend.ymax <= axes.ymin < axes.ymax < 1
-    assert (axes.ymax - axes.ymin) * figure.get_figheight() > 0.35 * 5
-
-
 def test_a_logarithmic_axis_leaves_out_what_it_cannot_show(tmp_path, figures):
     curve = [(1, 1.0), (2, 1e-9), (3, 0.0)]
     curves({"a": curve}, ylabel="y", picture=Picture(tmp_path / "m.png", "t"), log=True)

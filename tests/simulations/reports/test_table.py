@@ -7,7 +7,7 @@ import pytest
 
 from fl_admm_strategies.runtime.record import Traffic
 from simulations.problems.scores import METRICS, ModelScores, ScoreSummary
-from simulations.reports import Result, as_json, results_table, write_result
+from simulations.reports import Result, results_table, write_result
 from tests.simulations.screen import row, shown
 from tests.support.refusals import names
 
@@ -55,23 +55,6 @@ def strict(text: str):
         raise AssertionError(f"{name} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
-
-
-def test_what_is_written_is_strict_json():
-    found = as_json(
-        {
-            "round": np.int64(1),
-            "train": {"loss": float("nan")},
-            "evaluate": {"accuracy": np.float32(0.5), "worst": -np.inf},
-            "clients": {3: {"accuracy": np.array([0.25, np.inf])}},
-        }
-    )
-    assert strict(found) == {
-        "round": 1,
-        "train": {"loss": None},
-        "evaluate": {"accuracy": 0.5, "worst": None},
-        "clients": {"3": {"accuracy": [0.25, None]}},
-    }
 
 
 def test_result_is_strict_json(tmp_path):

@@ -17,12 +17,6 @@ def names(parts: list[str]) -> set[str]:
     return {part.partition("=")[0] for part in parts}
 
 
-def test_ditto_without_a_bound_has_none() -> None:
-    parts = caption("ditto-digits")
-    assert {"lam=0.1", "lr=0.05", "local-epochs=3", "weights=uniform", "seed=1"} <= set(parts)
-    assert names(parts).isdisjoint({"max-norm", "privacy"})
-
-
 def test_a_rule_and_a_bound_are_there_where_they_act() -> None:
     parts = caption("ditto-digits", "algorithm.aggregation=krum", "algorithm.max-norm=2.0")
     assert {"aggregation=krum", "malicious=0.2", "max-norm=2"} <= set(parts)
@@ -39,9 +33,3 @@ def test_a_switch_is_there_where_it_was_turned() -> None:
     fedcp = "algorithm={ name = 'fedcp', gumbel = false }"
     assert "gumbel=false" in caption("ditto-digits", fedcp)
     assert "gumbel=true" in caption("ditto-digits", "algorithm={ name = 'fedcp' }")
-
-
-def test_an_attack_by_nobody_is_none() -> None:
-    attack = "attack={ kind = 'sign-flip', ratio = %s }"
-    assert not [part for part in caption("ditto-digits", attack % "0.0") if "attack" in part]
-    assert [part for part in caption("ditto-digits", attack % "0.3") if "attack" in part]

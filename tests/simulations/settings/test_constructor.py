@@ -135,26 +135,6 @@ def test_another_type_is_refused(raw: dict[str, Any], kind: str, place: tuple[st
     assert (kind, place) in [(one["type"], one["loc"]) for one in mistakes.value.errors()]
 
 
-@pytest.mark.parametrize(
-    ("raw", "place", "sentence"),
-    [
-        ({"box": {"low": 2}}, ("box", "<table>"), "low is 2.0, expected less than high = 1.0."),
-        (
-            {"penalty": {"type": "scad", "lam": -1}},
-            ("penalty", "<scad>"),
-            "lam is -1.0, expected a finite number >= 0.",
-        ),
-        ({"step-size": 0}, (), "step-size is 0.0, expected a finite number > 0."),
-    ],
-)
-def test_ranges_are_the_constructors(raw: dict[str, Any], place: Any, sentence: str) -> None:
-    with pytest.raises(ValidationError) as mistakes:
-        TABLE.model_validate({"box": {"low": 0}} | raw)
-    (mistake,) = mistakes.value.errors()
-    assert mistake["loc"] == place
-    assert str(mistake["ctx"]["error"]) == sentence
-
-
 # --- The methods that there are -------------------------------------------------------------------
 
 
