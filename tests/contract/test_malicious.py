@@ -15,7 +15,6 @@ from flwr.app import (
     ArrayRecord,
     ConfigRecord,
     Context,
-    Error,
     Message,
     MetricRecord,
     RecordDict,
@@ -30,7 +29,6 @@ from fl_admm_strategies import (
     FedADMM,
     FedGiA,
     FedProx,
-    InProcessGrid,
     StatefulStrategy,
 )
 from simulations.attacks import Attack, attacked_client_fn
@@ -395,42 +393,3 @@ def test_a_node_whose_word_cannot_be_right_is_left_out_by_name(
 
 def test_the_federation_is_as_large_as_most_nodes_say() -> None:
     assert mean_run([*HONEST, ([3], 1000)], {0: [*NODES, 5]}).client_ids == [0, 1, 2, 3]
-
-
-class Failed(InProcessGrid):
-    """A grid whose nodes' queries end with an error: that of the first node, or of all."""
-
-    def __init__(self, app: ClientApp, nodes: int, reason: str, failing: set[int]) -> None:
-        super().__init__(app, nodes, node_configs=[{"number": number} for number in range(nodes)])
-        self.reason, self.failing = reason, failing
-
-    def pull_messages(self, message_ids: Any) -> list[Message]:
-        replies = super().pull_messages(message_ids)
-        return [
-            Message(Error(1, self.reason), reply_to=self.queried[r.metadata.reply_to_message_id])
-            if r.metadata.src_node_id in self.failing
-            else r
-            for r in replies
-        ]
-
-    def push_messages(self, messages: Any) -> Any:
-        messages = list(messages)
-        ids = super().push_messages(messages)
-        self.queried = dict(zip(ids, messages, strict=True))
-        return ids
-
-
-@pytest.mark.parametrize(
-    "reason", ["No query function registered", "<class 'ray.exceptions.OutOfMemoryError'>"]
-)
-def test_one_node_does_not_speak_for_the_app_of_all(reason: str) -> None:
-    strategy = Mean(seed=1, fraction_evaluate=0, node_timeout=5)
-    strategy.start(Failed(claims([([9], 2), ([0], 2), ([1], 2)]), 3, reason, {2}), TWO, 2)
-    assert {0, 1} <= set(strategy.client_ids) <= {0, 1, 2}  # 2 is the node's own id
-
-
-def test_an_app_that_no_node_can_load_is_reported_by_its_error() -> None:
-    reason = "ModuleNotFoundError: No module named 'tensorx'"
-    grid = Failed(claims(HONEST), 3, reason, set(NODES))
-    with refused(RuntimeError, "tensorx"):
-        Mean(seed=1, node_timeout=60).start(grid, TWO, 2)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import re
 import tempfile
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from clients import client_app
 from clients.toolkit.round.memory import Memory
 from fl_admm_strategies import InProcessGrid, StatefulStrategy
 from fl_admm_strategies.runtime.messages import packing
-from fl_admm_strategies.runtime.messages import records as wire
 from tests.support.cases import CHEAP, NUM_CLIENTS, Case, case_of, grid_of, run
 from tests.support.federation import WatchedGrid, assert_same_bits, client_fn_of, node_of
 from tests.support.texts import text
@@ -272,75 +270,7 @@ def test_a_node_refuses_the_instruction_of_a_client_that_it_does_not_host() -> N
     assert not grid.context(node_of(0)).state
 
 
-# --- Saved states and checkpoints ---------------------------------------------------------------
-
-plain = ["bool", "int8", "int64", "uint64", "float16", "float32", "float64"]
-
-
-@st.composite
-def plain_arrays(draw: st.DrawFn) -> np.ndarray:
-    shape = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=7)
-    return draw(hnp.arrays(draw(st.sampled_from(plain)), shape))
-
-
-@st.composite
-def changed_arrays(draw: st.DrawFn, good: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return a good state with an array or two changed, as no damage to a file would."""
-    state = dict(good)
-    for key in draw(st.lists(st.sampled_from(sorted(state)), min_size=1, max_size=2, unique=True)):
-        old = state[key]
-        match draw(st.sampled_from(["gone", "another", "values", "one less", "deeper", "dtype"])):
-            case "gone":
-                del state[key]
-            case "another":
-                state[key] = draw(plain_arrays())
-            case "values":
-                state[key] = draw(hnp.arrays(old.dtype, old.shape))
-            case "one less":
-                state[key] = old.reshape(-1)[:-1]
-            case "deeper":
-                state[key] = old[np.newaxis]
-            case "dtype":
-                with np.errstate(all="ignore"):
-                    state[key] = old.astype(draw(st.sampled_from(plain)))
-    return state
-
-
-@cache
-def saved_state(case: Case) -> dict[str, np.ndarray]:
-    return run(case, grid_of(case), 2).state_dict()
-
-
-def sizes_of(strategy: StatefulStrategy) -> dict[str, Any]:
-    """Return the shapes and dtypes of a state, but of what may grow."""
-    grows = [
-        f"state/{own.name}/"
-        for own in fields(strategy.state)
-        if getattr(getattr(strategy.state, own.name), "self_checked", False)
-    ]
-    state = strategy.state_dict().items()
-    return {k: (a.shape, a.dtype) for k, a in state if not k.startswith(tuple(grows))}
-
-
-@pytest.mark.slow
-@few
-@given(data=st.data())
-@pytest.mark.parametrize("case", SOME_CASES, ids=lambda case: case.name)
-@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
-def test_a_saved_state_of_any_content_is_loaded_or_refused(case: Case, data: st.DataObject) -> None:
-    good = saved_state(case)
-    strategy = case.strategy(seed=1)
-    try:
-        strategy.load_state_dict(data.draw(changed_arrays(good)))
-        strategy.run.begin(wire.from_array_record(case.initial_arrays()), range(NUM_CLIENTS))
-    except ValueError as error:
-        assert re.search("[Ss]aved|state|omega", str(error)), error  # noqa: PT017 - it may be good
-        return
-    whole = case.strategy(seed=1)
-    whole.load_state_dict(good)
-    whole.run.begin(wire.from_array_record(case.initial_arrays()), range(NUM_CLIENTS))
-    assert sizes_of(strategy) == sizes_of(whole)
-    assert strategy.last_round >= 0
+# --- Clients' files ------------------------------------------------------------------------------
 
 
 @some

@@ -18,11 +18,10 @@ from fl_admm_strategies.runtime.trust.layout import NAMES
 from tests.support.federation import (
     WatchedGrid,
     assert_same_bits,
-    client_fn_of,
     initial_arrays,
     raising_client_fn,
 )
-from tests.support.refusals import Warned, refused
+from tests.support.refusals import refused
 
 # tests.support gives client i 10 + i examples, so n = 75.
 ALPHA = [10 / 75, 11 / 75, 12 / 75, 13 / 75, 14 / 75, 15 / 75]
@@ -80,27 +79,6 @@ def test_a_lost_reply_is_asked_for_again() -> None:
     strategy.start(grid, initial_arrays(), 2)
     expected.start(grid_of(), initial_arrays(), 2)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
-
-
-@pytest.mark.slow
-def test_one_that_failed_is_asked_ever_more_seldom_and_joins(warned: Warned) -> None:
-    tries: list[int] = []
-
-    class Shy(FedADMMClient):
-        def answer_handshake(self, *args: Any) -> Any:
-            if self.context.node_config["partition-id"] == 4:
-                tries.append(1)
-                if len(tries) < 6:
-                    raise OSError("not yet")
-            return super().answer_handshake(*args)
-
-    strategy, joined = strategy_of(), {}
-    grid = WatchedGrid(client_app(client_fn_of(Shy)), 6)
-    strategy.start(grid, initial_arrays(), 16, on_round=lambda r, _: joined.update({r: len(tries)}))
-    asked = [r for r in joined if joined[r] > joined.get(r - 1, 2)]
-    assert asked == [1, 3, 7, 15]
-    assert strategy.client_ids == [0, 1, 2, 3, 4, 5]
-    assert strategy.membership.num_initial == 5
 
 
 def test_a_run_in_which_nobody_shakes_hands_ends_by_name() -> None:

@@ -116,16 +116,6 @@ def test_a_run_begins_without_a_silent_node_and_does_not_wait_for_it_to_the_end(
     assert len(warned("begins without", f"[{silent}]")) == 1
 
 
-@pytest.mark.parametrize(("silent", "looks", "clients"), [(4, 2, 3), (2, 1000, 2)])
-def test_a_federation_of_unknown_size_is_all_that_answer_in_time(
-    silent: int, looks: int, clients: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(discovery, "QUERY_TIMEOUT", 0.0)  # of later rounds
-    strategy = Mean(node_timeout=0.3 if clients == 2 else 60.0, min_available_nodes=2)
-    strategy.start(SilentGrid(0, silent, looks), MODEL)
-    assert len(strategy.train_metrics[1]) == clients
-
-
 def test_a_legacy_client_app_is_pointed_to_the_two_ways_out() -> None:
     grid = InProcessGrid(ClientApp(client_fn=client_fn_of(FPFCClient)), 2)
     with refused(RuntimeError, "clients.client_app", "LegacyServer"):

@@ -7,21 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
-from flwr.client import NumPyClient
-from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from clients import client_app
-from fl_admm_strategies import InProcessGrid
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.packing import pack_instructions, unpack_instructions
-from fl_admm_strategies.runtime.messages.records import ClientInstruction, to_array_record
+from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from fl_admm_strategies.runtime.messages.schema import Instruction
-from tests.support.federation import Mean
-from tests.support.legacy import run_legacy
 from tests.support.refusals import refused
 from tests.support.texts import text
 
@@ -113,51 +106,6 @@ def test_any_names_travel_in_one_message_or_in_one_of_several(names: list[str], 
         content = pack_instructions({4: sent.encode()}, hosted=hosted)
         ((_, instruction),) = unpack_instructions(content)
         assert_same(received(instruction), sent)
-
-
-# --- Over both of Flower's APIs -----------------------------------------------------------------
-
-
-class Asking(Mean):
-    """Sends a question, and takes the mean of what comes back."""
-
-    def train_instructions(self, server_round: int, client_ids: Any) -> dict[int, Question]:
-        return dict.fromkeys(client_ids, question(anchor=self.state.model))
-
-    def update(self, server_round: int, replies: Any) -> None:
-        self.answers = {client: dict(reply.arrays) for client, reply in replies.items()}
-
-
-class Answering(NumPyClient):
-    """Sends the anchor back if the question arrived as it was sent."""
-
-    def fit(self, parameters: Any, config: Any) -> Any:
-        asked = Question.decode(parameters, config)
-        assert_same(asked, question())
-        return list(asked.anchor.values()), 1, {"asked": True}
-
-    def evaluate(self, parameters: Any, config: Any) -> Any:
-        return 0.0, 1, {}
-
-
-@pytest.mark.parametrize("api", ["current", "hosted", "legacy"])
-def test_it_arrives_over_every_api_as_it_was_sent(api: str) -> None:
-    strategy, arrays = Asking(), to_array_record(question().anchor)
-
-    def client_fn(context: Context) -> Any:
-        return Answering().to_client()
-
-    if api == "legacy":
-        run_legacy(InProcessGrid(ClientApp(client_fn=client_fn), 3), strategy, arrays, 1)
-    else:
-        total = 6 if api == "hosted" else None
-        grid = InProcessGrid(client_app(client_fn, num_clients=total), 3)
-        strategy.start(grid, arrays, 1)
-    assert len(strategy.answers) == (6 if api == "hosted" else 3)
-    for answer in strategy.answers.values():
-        assert list(answer) == ODD_NAMES
-        for name, array in question().anchor.items():
-            assert_array_equal(answer[name], array)
 
 
 # --- What is refused ----------------------------------------------------------------------------
