@@ -24,7 +24,7 @@ from fl_admm_strategies.runtime.trust.layout import FROZEN, TRAINED, answer
 from tests.support.cases import CASES, Case, case_of
 from tests.support.federation import (
     NUM_CLASSES,
-    WatchedGrid,
+    Federation,
     assert_same_bits,
     client_fn_of,
     dataset,
@@ -176,10 +176,10 @@ def start(
     make: Callable[[Context], nn.Module],
     num_rounds: int = 2,
     **settings: Any,
-) -> tuple[StatefulStrategy, WatchedGrid]:
+) -> tuple[StatefulStrategy, Federation]:
     strategy = case.strategy(seed=1, **settings)
     app = client_app(lambda context: make_client(case, context, make(context)).to_client())
-    grid = WatchedGrid(app, 3)
+    grid = Federation(app, 3)
     strategy.start(grid, arrays, num_rounds)
     return strategy, grid
 
@@ -190,7 +190,7 @@ def run(
     *,
     on_server: Callable[[nn.Module], nn.Module] = lambda net: net,
     on_client: Callable[[nn.Module], nn.Module] = lambda net: net,
-) -> tuple[StatefulStrategy, WatchedGrid]:
+) -> tuple[StatefulStrategy, Federation]:
     first = case.prepared(on_server(build(model)))
     return start(case, initial_arrays(first), lambda _: on_client(build(model)))
 
@@ -245,7 +245,7 @@ def test_a_model_is_trained(case: Case, model: str, warned: Warned) -> None:
         check_buffers(strategy, uploads(grid, 2), buffers)
 
 
-def uploads(grid: WatchedGrid, server_round: int) -> dict[int, dict[str, Any]]:
+def uploads(grid: Federation, server_round: int) -> dict[int, dict[str, Any]]:
     """Return what each client uploaded in a round."""
     replies = grid.replies("train", server_round)
     return {
@@ -321,7 +321,7 @@ def test_a_tenth_that_lies_about_what_it_trains_decides_nothing() -> None:
 
     strategy = FedADMM(rho=0.1, lr=0.1, local_epochs=1, min_available_nodes=40, seed=1)
     app = client_app(client_fn_of(Liar), num_clients=40)
-    strategy.start(WatchedGrid(app, 1), initial_arrays(make_model()), 1)
+    strategy.start(Federation(app, 1), initial_arrays(make_model()), 1)
     assert strategy.trained == list(make_model().state_dict())
 
 

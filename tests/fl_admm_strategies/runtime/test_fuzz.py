@@ -35,7 +35,7 @@ from clients.toolkit.round.memory import Memory
 from fl_admm_strategies import InProcessGrid, StatefulStrategy
 from fl_admm_strategies.runtime.messages import packing
 from tests.support.cases import CHEAP, NUM_CLIENTS, Case, case_of, grid_of, run
-from tests.support.federation import WatchedGrid, assert_same_bits, client_fn_of, node_of
+from tests.support.federation import Federation, assert_same_bits, client_fn_of, node_of
 from tests.support.texts import text
 
 VICTIM = 3
@@ -227,7 +227,7 @@ def changed_instruction(draw: st.DrawFn, good: RecordDict) -> RecordDict:
 def good_instruction(case: Case, hosted: bool) -> RecordDict:
     """Return the training message of round 2, to client 0 or to a node of three clients."""
     app = client_app(client_fn_of(case.client_class), num_clients=3 if hosted else None)
-    grid = WatchedGrid(app, 1 if hosted else NUM_CLIENTS)
+    grid = Federation(app, 1 if hosted else NUM_CLIENTS)
     run(case, grid, 2)
     return grid.phase(MessageType.TRAIN, 2)[0].content
 

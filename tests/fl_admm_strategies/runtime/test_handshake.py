@@ -16,10 +16,10 @@ from fl_admm_strategies.runtime.messages.packing import unpack_instructions
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.trust.layout import NAMES
 from tests.support.federation import (
-    WatchedGrid,
+    Federation,
     assert_same_bits,
+    client_fn_of,
     initial_arrays,
-    raising_client_fn,
 )
 from tests.support.refusals import refused
 
@@ -31,16 +31,16 @@ def strategy_of(**kwargs: Any) -> FedADMM:
     return FedADMM(**({"weights": "size", "rho": 0.1, "lr": 0.5, "seed": 1} | kwargs))
 
 
-def grid_of(num_nodes: int = 6, failing: Mapping[int, Sequence[int]] | None = None) -> WatchedGrid:
-    client_fn = raising_client_fn(FedADMMClient, failing or {})
-    return WatchedGrid(client_app(client_fn, num_clients=6), num_nodes)
+def grid_of(num_nodes: int = 6, failing: Mapping[int, Sequence[int]] | None = None) -> Federation:
+    client_fn = client_fn_of(FedADMMClient, failing or {})
+    return Federation(client_app(client_fn, num_clients=6), num_nodes)
 
 
 def alpha_of(strategy: FedADMM) -> list[float]:
     return strategy.state.clients.column("alpha").tolist()
 
 
-def shaken(grid: WatchedGrid) -> list[int]:
+def shaken(grid: Federation) -> list[int]:
     """Return the rounds of the messages with a method's handshake."""
     return [
         server_round

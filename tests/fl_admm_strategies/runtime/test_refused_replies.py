@@ -19,12 +19,11 @@ from clients import client_app
 from fl_admm_strategies import StatefulStrategy
 from tests.support.cases import CHEAP, NUM_CLIENTS, grid_of, run
 from tests.support.federation import (
-    WatchedGrid,
+    Federation,
     assert_same_bits,
     client_fn_of,
     node_of,
     not_asking,
-    raising_client_fn,
 )
 from tests.support.refusals import Warned
 
@@ -127,8 +126,8 @@ def test_a_hosted_client_fails_alone(how: str, warned: Warned) -> None:
         return replies
 
     when = {VICTIM: [2]} if how == "raises" else {}
-    app = client_app(raising_client_fn(CHEAP.client_class, when), num_clients=NUM_CLIENTS)
-    grid = WatchedGrid(app, 2, spoil={2: spoil} if how != "raises" else {})
+    app = client_app(client_fn_of(CHEAP.client_class, when), num_clients=NUM_CLIENTS)
+    grid = Federation(app, 2, spoil={2: spoil} if how != "raises" else {})
     strategy = run(CHEAP, grid, 2, strategy=new())
     assert len(warned(f"client {VICTIM}")) == len(warned(f"client {VICTIM}", "round 2")) == 1
     assert_same_bits(strategy.state_dict(), run_without_victim().state_dict())
@@ -172,7 +171,7 @@ def test_a_spoilt_block_is_as_if_its_clients_were_not_sampled(how: str, warned: 
         return replies
 
     app = client_app(client_fn_of(CHEAP.client_class), num_clients=NUM_CLIENTS)
-    strategy = run(CHEAP, WatchedGrid(app, 2, spoil={2: spoil_last}), 2, strategy=new())
+    strategy = run(CHEAP, Federation(app, 2, spoil={2: spoil_last}), 2, strategy=new())
     assert len(warned()) == len(clients)
     assert all(warned("round 2", f"client {client}", word) for client in clients)
     expected = run(CHEAP, grid_of(CHEAP), 2, strategy=new(clients))

@@ -25,7 +25,7 @@ from numpy.testing import assert_allclose
 from clients import FPFCClient
 from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD
 from fl_admm_strategies.runtime.members import discovery
-from tests.support.federation import Mean, WatchedGrid, client_fn_of, initial_arrays
+from tests.support.federation import Federation, Mean, client_fn_of, initial_arrays
 from tests.support.pace import fast
 from tests.support.refusals import Warned, names, refused
 
@@ -79,7 +79,7 @@ def test_too_few_nodes_end_with_an_error_that_says_what_to_do(caplog, monkeypatc
     assert 1 <= sum(names(line, "2 of 5") for line in caplog.messages) <= 2
 
 
-class SilentGrid(WatchedGrid):
+class SilentGrid(Federation):
     """A node's answer who it is comes only after so many looks for it."""
 
     def __init__(self, size: int, silent: int, looks: int) -> None:
@@ -165,7 +165,7 @@ def test_a_query_handler_of_the_users_own_is_no_obstacle() -> None:
     ],
 )
 def test_start_refuses(name: str, value: Any, error: type[Exception]) -> None:
-    grid = WatchedGrid(echo_app(), 2)
+    grid = Federation(echo_app(), 2)
     with refused(error, name, value):
         Mean().start(grid, MODEL, **{name: value})
     assert grid.sent == []  # before a client hears of it
@@ -185,7 +185,7 @@ def test_start_refuses(name: str, value: Any, error: type[Exception]) -> None:
     ids=["dict", "None", "empty", "NaN", "infinity", "text", "complex"],
 )
 def test_the_initial_model_must_be_usable(arrays: Any, error: type, named: str) -> None:
-    grid = WatchedGrid(echo_app(), 2)
+    grid = Federation(echo_app(), 2)
     with refused(error, named):
         Mean().start(grid, arrays)
     assert MessageType.TRAIN not in [kind for kind, _, _ in grid.sent]

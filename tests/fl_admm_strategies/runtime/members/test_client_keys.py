@@ -17,10 +17,10 @@ from fl_admm_strategies.runtime.messages.packing import pack_replies, unpack_ins
 from fl_admm_strategies.runtime.messages.records import RawReply
 from tests.support.federation import (
     Adding,
+    Federation,
     KeyedGrid,
     Mean,
     Online,
-    RestlessGrid,
     client_fn_of,
     public_key,
     trained,
@@ -46,7 +46,7 @@ def grid_of(online: Online, partitions: Any = WHO, sites: Any = ANOTHER) -> Keye
     return KeyedGrid(client_app(client_fn_of(Adding)), partitions, online, sites)
 
 
-def run(grid: RestlessGrid, num_rounds: int = 3, folder: Path | None = None, **base: Any) -> Mean:
+def run(grid: Federation, num_rounds: int = 3, folder: Path | None = None, **base: Any) -> Mean:
     strategy = mean(**base)
     options = {} if folder is None else {"checkpoint_dir": folder, "resume": True}
     strategy.start(grid, MODEL, num_rounds, **options)

@@ -15,8 +15,8 @@ from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD
 from fl_admm_strategies.runtime.members import discovery
 from tests.support.federation import (
+    Federation,
     Online,
-    RestlessGrid,
     assert_same_bits,
     client_fn_of,
     initial_arrays,
@@ -39,8 +39,8 @@ def fpfc_app() -> ClientApp:
 
 def run(
     online: Online, partitions: Sequence[int] = FIRST, num_rounds: int = 4, **settings: Any
-) -> tuple[FPFC, RestlessGrid]:
-    grid = RestlessGrid(fpfc_app(), partitions, online)
+) -> tuple[FPFC, Federation]:
+    grid = Federation(fpfc_app(), partitions, online)
     strategy = fpfc(**settings)
     strategy.start(grid, initial_arrays(), num_rounds)
     return strategy, grid
@@ -66,7 +66,7 @@ def test_a_client_that_comes_back_on_another_node_takes_part_again(warned: Warne
 def test_the_same_node_may_come_back() -> None:
     # Its client was not asked in round 2, so only the directory can know that it may have been
     # restarted, and that it needs its omega_1 in round 3.
-    grid = RestlessGrid(fpfc_app(), FIRST, {0: [2, 3, 4], 2: [2, 4], 3: [2, 3, 4]})
+    grid = Federation(fpfc_app(), FIRST, {0: [2, 3, 4], 2: [2, 4], 3: [2, 3, 4]})
     strategy = fpfc()
     current: dict[int, bool] = {}
     instructions = not_asking(strategy, {2: [1]}).train_instructions
@@ -102,7 +102,7 @@ def test_a_node_that_hosts_new_clients_is_welcome(warned, caplog):
 @pytest.mark.slow
 def test_a_new_node_that_is_slow_to_answer_holds_up_one_phase_only(monkeypatch):
     monkeypatch.setattr(discovery, "QUERY_TIMEOUT", 0.3)
-    grid = RestlessGrid(fpfc_app(), (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
+    grid = Federation(fpfc_app(), (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
     strategy = fpfc()
 
     def deaf_in_round_2(server_round: int, metrics: Any) -> None:
@@ -125,7 +125,7 @@ def test_a_run_whose_clients_are_gone_ends_with_an_error_that_says_what_to_do(ca
 
 def test_a_run_waits_for_the_clients_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     # In round 2 only one is there, at the third look all three.
-    grid = RestlessGrid(fpfc_app(), FIRST, {0: [2, 3, 4]})
+    grid = Federation(fpfc_app(), FIRST, {0: [2, 3, 4]})
     looks = [0]
 
     def get_node_ids() -> list[int]:

@@ -15,8 +15,8 @@ from fl_admm_strategies.runtime.messages.records import Reply
 from tests.support.federation import (
     INITIAL,
     PARTITIONS,
+    Federation,
     Online,
-    RestlessGrid,
     client_fn_of,
     initial_arrays,
     trained,
@@ -108,7 +108,7 @@ def test_it_is_saved_and_loaded() -> None:
 @pytest.mark.slow
 def test_somebody_is_left() -> None:
     # All of those that began are away while a new client is there.
-    grid = RestlessGrid(
+    grid = Federation(
         client_app(client_fn_of(FPFCClient)), PARTITIONS, {0: [2, 3, 4], 2: [5], 5: [3, 5]}
     )
     strategy = FPFC(
@@ -125,7 +125,7 @@ def test_a_resumed_run_does_without_clients_that_may_leave(tmp_path: Path) -> No
         strategy = FPFC(
             SmoothedSCAD(0.5), lr=0.2, max_missed_rounds=2, node_timeout=0.3, fraction_evaluate=0
         )
-        grid = RestlessGrid(client_app(client_fn_of(FPFCClient)), PARTITIONS, online)
+        grid = Federation(client_app(client_fn_of(FPFCClient)), PARTITIONS, online)
         strategy.start(grid, initial_arrays(), num_rounds, checkpoint_dir=tmp_path, resume=True)
         return strategy
 
