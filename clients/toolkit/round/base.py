@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, ClassVar, Generic, Never, TypeVar
@@ -161,13 +161,9 @@ class MethodClient(NumPyClient, Generic[Asked]):
         """
         return _is_ours(type(self))
 
-    def model_bytes(self) -> int:
-        """Return what its model takes, where it has one that it changes."""
-        return 0
-
-    def restorer(self) -> Callable[[], None]:
-        """Return what makes its model, if it has one, again what it is now."""
-        return lambda: None
+    def model_copies(self) -> list[tuple[Any, Any]]:
+        """Return the tensors of its model, if it has one, each with a copy of what is in it."""
+        return []
 
     def driver(self, trains: bool) -> Driver | None:
         """Return what trains, or evaluates, such clients together; None where that is a user's."""

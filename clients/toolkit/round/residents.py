@@ -7,8 +7,7 @@ model as `client_fn` gave it, so that it does to the bit what one that is made a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Context
 from flwr.client import NumPyClient
@@ -19,8 +18,7 @@ MOST_BYTES = 2**28
 """Of the models of all clients that a process keeps, each twice; others are made anew: 256 MiB."""
 
 
-@dataclass(frozen=True)
-class Resident:
+class Resident(NamedTuple):
     """A client that is kept.
 
     Attributes
@@ -28,21 +26,13 @@ class Resident:
     client : NumPyClient
     context : Context
         The client's own. Between two messages its state is empty: that is in the node's.
-    restore : callable
-        Makes its model again what `client_fn` gave it.
-    num_bytes : int
+    model : list of (tensor, copy of it)
+        The tensors of its model, and what `client_fn` gave it.
     """
 
     client: NumPyClient
     context: Context
-    restore: Callable[[], None]
-    num_bytes: int
-
-    def renew(self, fields: dict[str, Any]) -> None:
-        """Make it what it would be if it were made anew, with these fields of its context."""
-        self.context.state.update(fields["state"])
-        vars(self.context).update(fields | {"state": self.context.state})
-        self.restore()
+    model: list[tuple[Any, Any]]
 
 
 class Residents:
@@ -61,7 +51,7 @@ class Residents:
         self._app_id = app_id
         self._run_id: int | None = None
         self._kept: dict[int, Resident] = {}
-        self._bytes = 0
+        self._room = MOST_BYTES
 
     def __reduce__(self) -> tuple[Callable[[str], Residents], tuple[str]]:
         """Travel as the id of the app."""
@@ -70,29 +60,31 @@ class Residents:
     def client(self, make: Make, fields: dict[str, Any]) -> tuple[NumPyClient, Context]:
         """Return a client, kept or made, and its context, which has these fields."""
         if fields["run_id"] != self._run_id:
-            self._run_id, self._kept, self._bytes = fields["run_id"], {}, 0
+            self._run_id, self._kept, self._room = fields["run_id"], {}, MOST_BYTES
         client_id = fields["node_config"]["partition-id"]
         if (resident := self._kept.get(client_id)) is not None:
-            resident.renew(fields)
-            return resident.client, resident.context
-        client: Any
-        client, context = make(fields)
-        if getattr(client, "only_reads", False):  # a `MethodClient` of this package
-            num_bytes = 2 * client.model_bytes()
-            if self._bytes + num_bytes <= MOST_BYTES:
-                self._bytes += num_bytes
-                self._kept[client_id] = Resident(client, context, client.restorer(), num_bytes)
-        return client, context
+            client, context, model = resident
+            context.state.update(fields["state"])
+            vars(context).update(fields | {"state": context.state})
+            for tensor, given in model:
+                tensor.copy_(given)
+            return client, context
+        made: Any
+        made, context = make(fields)
+        if getattr(made, "only_reads", False):  # a `MethodClient` of this package
+            model = made.model_copies()
+            num_bytes = 2 * sum(given.nbytes for _, given in model)
+            if num_bytes <= self._room:
+                self._room -= num_bytes
+                self._kept[client_id] = Resident(made, context, model)
+        return made, context
 
     def leave(self, client_id: int, failed: bool) -> None:
         """Let go of a client that failed, and of the state of one that did not."""
-        if (resident := self._kept.get(client_id)) is None:
-            return
         if failed:
-            self._bytes -= resident.num_bytes
-            del self._kept[client_id]
-        else:
-            resident.context.state.clear()
+            self._kept.pop(client_id, None)
+        elif client_id in self._kept:
+            self._kept[client_id].context.state.clear()
 
 
 _UNPICKLED: dict[str, Residents] = {}

@@ -148,19 +148,9 @@ class TorchClient(MethodClient[Asked]):
             None if test_loader is None else replace(self.train_problem, loader=test_loader)
         )
 
-    def model_bytes(self) -> int:
-        """Return what its model takes."""
-        return sum(tensor.nbytes for tensor in tensors_of(self.model))
-
-    def restorer(self) -> Callable[[], None]:
-        """Return what makes its model again what it is now."""
-        now = [(tensor.detach(), tensor.detach().clone()) for tensor in tensors_of(self.model)]
-
-        def restore() -> None:
-            for tensor, values in now:
-                tensor.copy_(values)
-
-        return restore
+    def model_copies(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the tensors of its model, each with a copy of what is in it."""
+        return [(tensor.detach(), tensor.detach().clone()) for tensor in tensors_of(self.model)]
 
     def perform(self, asked: Minimisation | Measurement) -> Any:
         """Do what a step asks for.
@@ -169,28 +159,21 @@ class TorchClient(MethodClient[Asked]):
         -------
         dict, or list of dict
             The metrics of a minimisation, or those of every model that was measured.
-        """
-        self.begin_descent(asked)
-        return self._minimised(asked) if isinstance(asked, Minimisation) else self._measured(asked)
-
-    def _measured(self, asked: Measurement) -> list[Scalars]:
-        """Load and `measure` one model after another."""
-        found = []
-        for arrays in asked.models:
-            self.load(arrays)
-            found.append(self.measure(asked.problem))
-        return found
-
-    def _minimised(self, asked: Minimisation) -> Scalars:
-        """Call `minimise` for a step, with what does not move held fixed; check what it did.
 
         Raises
         ------
         ValueError
-            If it never asked for the terms of the objective.
+            If `minimise` never asked for the terms of the objective.
         TypeError
             If it returned no dict.
         """
+        self.begin_descent(asked)
+        if isinstance(asked, Measurement):
+            found = []
+            for arrays in asked.models:
+                self.load(arrays)
+                found.append(self.measure(asked.problem))
+            return found
         objective, name = asked.objective, f"{type(self).__name__}.minimise"
         with self.training_on(self.problem_of(asked)), objective.others_fixed(self.model) as moving:
             if objective.wants_step_sum and self.known_step(asked.lr) is None:

@@ -108,7 +108,7 @@ class LocalProblem:
         Raises
         ------
         ValueError
-            If they are not tensors of samples of one kind.
+            If they are not tensors with a sample in each row.
         """
         loader = self.loader
         if type(loader) is Minibatches and self.split_batch is split_batch:
@@ -120,16 +120,10 @@ class LocalProblem:
 
     @staticmethod
     def _joined(batches: Sequence[Batch]) -> Epoch:
-        kinds = set()
-        for batch in batches:
-            for values in (batch.inputs, batch.targets):
-                first = values.shape[:1] if isinstance(values, Tensor) else ()
-                if not batch.size or first != (batch.size,):
-                    raise ValueError("A batch is not of tensors with a sample in each row.")
-            kinds.add(tuple((v.shape[1:], v.dtype) for v in (batch.inputs, batch.targets)))
-        if len(kinds) != 1:
-            raise ValueError("The batches have samples of different shapes or types.")
         inputs, targets, sizes = zip(*batches, strict=True)
+        for values, size in zip((*inputs, *targets), (*sizes, *sizes), strict=True):
+            if not isinstance(values, Tensor) or not values.shape[:1] == (size,) > (0,):
+                raise ValueError("A batch is not of tensors with a sample in each row.")
         if len(sizes) == 1:
             return Epoch(inputs[0], targets[0], sizes)
         return Epoch(torch.cat(inputs), torch.cat(targets), sizes)
@@ -333,62 +327,6 @@ def descend(
     scheduler_fn: SchedulerFn | None = None,
     max_grad_norm: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Take the steps of `gradient_descent`, for one client or for a stack of them.
-
-    Parameters
-    ----------
-    problem : LocalProblem or Stack
-    objective, lr, epochs, full_batch, optimizer_fn, scheduler_fn, max_grad_norm
-        As in `gradient_descent`.
-
-    Returns
-    -------
-    first, last : Tensor of shape (), or (clients,)
-        f before the first step on its batch, and the mean over the last epoch of the batches' f,
-        each before its step. NaN without an epoch.
-    """
-    first, last = torch.tensor(torch.nan), torch.tensor(torch.nan)
-    problem.model.train()
-    with problem.moving(objective) as parameters:
-        sgd = sgd_of(lr, optimizer_fn, scheduler_fn)
-        optimizer = scheduler = None
-        if sgd is None:
-            optimizer = optimizer_fn(list(parameters.values()), lr=lr)
-            scheduler = None if scheduler_fn is None else scheduler_fn(optimizer)
-        for epoch in range(epochs):
-            if epoch and scheduler is not None:
-                scheduler.step()
-            total: Tensor | None = None
-            for moving, losses, sizes in problem.gradients(parameters, epoch, full_batch):
-                objective.complete_gradient(moving)
-                if max_grad_norm is not None:
-                    _clip(moving, max_grad_norm, losses.ndim)
-                if sgd is not None:
-                    sgd.step(moving)
-                elif optimizer is not None:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                if total is None:
-                    total, seen = torch.zeros_like(losses), torch.zeros_like(losses)
-                    first = first if epoch else losses
-                rows(total, losses).add_(losses * sizes)
-                rows(seen, losses).add_(sizes)
-            if total is not None:
-                last = total / seen
-    return first, last
-
-
-def gradient_descent(
-    problem: LocalProblem,
-    objective: LocalObjective,
-    *,
-    lr: float,
-    epochs: int,
-    full_batch: bool,
-    optimizer_fn: OptimizerFn = torch.optim.SGD,
-    scheduler_fn: SchedulerFn | None = None,
-    max_grad_norm: float | None = None,
-) -> float:
     """Take descent steps on f(u) + sum_k (c_k / 2 alpha) ||u - a_k||^2 from the model's parameters.
 
     The gradient of the proximal terms is added in every step: to the full gradient
@@ -396,8 +334,8 @@ def gradient_descent(
 
     Parameters
     ----------
-    problem : LocalProblem
-        f, and the model that is changed in place.
+    problem : LocalProblem or Stack
+        f of one client or of a stack of clients, and the models that are changed in place.
     objective : LocalObjective
         The terms, alpha, and what u consists of.
     lr : float
@@ -415,20 +353,51 @@ def gradient_descent(
 
     Returns
     -------
-    float
-        GD: f before the last step. SGD: the mean of the batch losses of the last epoch.
+    first, last : Tensor of shape (), or (clients,)
+        f before the first step on its batch, and the mean over the last epoch of the batches' f,
+        each before its step. NaN without an epoch.
     """
-    first, last = descend(
-        problem,
-        objective,
-        lr=lr,
-        epochs=epochs,
-        full_batch=full_batch,
-        optimizer_fn=optimizer_fn,
-        scheduler_fn=scheduler_fn,
-        max_grad_norm=max_grad_norm,
-    )
-    if epochs:
+    first = last = torch.tensor(torch.nan)
+    problem.model.train()
+    with problem.moving(objective) as parameters:
+        optimizer: Any = sgd_of(lr, optimizer_fn, scheduler_fn)
+        scheduler = None
+        if optimizer is None:
+            optimizer = _Given(optimizer_fn(list(parameters.values()), lr=lr))
+            scheduler = None if scheduler_fn is None else scheduler_fn(optimizer.given)
+        for epoch in range(epochs):
+            if epoch and scheduler is not None:
+                scheduler.step()
+            total: Tensor | None = None
+            for moving, losses, sizes in problem.gradients(parameters, epoch, full_batch):
+                objective.complete_gradient(moving)
+                if max_grad_norm is not None:
+                    _clip(moving, max_grad_norm, losses.ndim)
+                optimizer.step(moving)
+                if total is None:
+                    total, seen = torch.zeros_like(losses), torch.zeros_like(losses)
+                    first = first if epoch else losses
+                rows(total, losses).add_(losses * sizes)
+                rows(seen, losses).add_(sizes)
+            last = last if total is None else total / seen
+    return first, last
+
+
+class _Given:
+    """The steps of an optimizer of PyTorch's."""
+
+    def __init__(self, given: torch.optim.Optimizer) -> None:
+        self.given = given
+
+    def step(self, moving: Mapping[str, Tensor]) -> None:
+        self.given.step()
+        self.given.zero_grad()
+
+
+def gradient_descent(problem: LocalProblem, objective: LocalObjective, **how: Any) -> float:
+    """Take the steps of `descend`, of a client alone; note its first loss and return its last."""
+    first, last = descend(problem, objective, **how)
+    if how["epochs"]:
         objective.note_loss(float(first))
     return float(last)
 
