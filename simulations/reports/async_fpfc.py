@@ -10,6 +10,7 @@ from pydantic import Field
 from rich.text import Text
 
 from fl_admm_strategies import FPFC
+from fl_admm_strategies.runtime.common.settings import parameters_of
 
 from ..methods import run_here
 from ..problems.scores import ModelScores
@@ -82,8 +83,8 @@ def _beside(run: Finished, active: int, clock: float) -> tuple[str, Scores]:
     A round takes as long as its slowest participant, by the same delays.
     """
     problem, strategy = run.problem, run.strategy
-    settings = strategy.settings()
-    delay, *_ = (settings.pop(own) for own in ("delay", "max_staleness", "published"))
+    known, delay = parameters_of(FPFC), strategy.delay
+    settings = {name: value for name, value in strategy.settings().items() if name in known}
     settings |= {"fraction_train": active / problem.num_clients, "min_train_nodes": active}
     fpfc, now = FPFC(**settings), {0: 0.0}
 
