@@ -7,22 +7,18 @@ arXiv:2205.01438, which are not elementwise.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_admm_strategies import FedGiA
-from fl_admm_strategies.algorithms.fedgia import (
-    CURVATURE,
-    MESSAGE,
-    FedGiAInstruction,
-    FedGiAQuestion,
-)
+from fl_admm_strategies.algorithms.fedgia import CURVATURE, MESSAGE, FedGiAQuestion, FedGiARule
+from fl_admm_strategies.algorithms.shared.consensus import ConsensusInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed
 
-from ..toolkit.round.base import MethodClient
 from ..toolkit.round.linear import LinearClient
+from ..toolkit.round.mirror import MirrorClient
 from ..toolkit.solving.curvature import Gram, Vector
 from ..toolkit.solving.steps import Reply, Scalars
 
@@ -75,11 +71,11 @@ def admm_steps(
     return x - moved, rest - gradient
 
 
-class GradientClient(MethodClient[FedGiAInstruction]):
+class GradientClient(MirrorClient):
     """What the two clients share: a round is one gradient."""
 
     strategy = FedGiA
-    instruction = FedGiAInstruction
+    instruction: ClassVar[Any] = ConsensusInstruction
     closed_form = "its local steps are a formula of one gradient"
 
     @abstractmethod
@@ -95,14 +91,20 @@ class GradientClient(MethodClient[FedGiAInstruction]):
         asked = FedGiAQuestion.decode(parameters, config)
         return [], self.train_size(), {CURVATURE: self.measure_curvature(asked, config)}
 
-    def train(self, asked: FedGiAInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
-        """Upload grad f_i(x), in the arrays of the model. Metrics: ``loss``, f_i(x)."""
+    def train(self, asked: ConsensusInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Upload grad f_i(x), in the arrays of the model, or the change of z_i.
+
+        Metrics: ``loss``, f_i(x).
+        """
         loss, gradient = self.loss_and_gradient(asked.model)
         self.initial_loss = loss
-        return asked.model | gradient, {"loss": loss}
+        upload = asked.model | gradient
+        if asked.duals == "client":  # else the strategy alone needs the row
+            upload = self.end(self.turn(asked, config), upload, {}, config)
+        return upload, {"loss": loss}
 
 
-class FedGiALinearClient(LinearClient[FedGiAInstruction], GradientClient):
+class FedGiALinearClient(GradientClient, LinearClient[ConsensusInstruction]):
     """Client of `FedGiA` with a linear model over a data matrix, in float64 and closed form.
 
     Serves both choices of H_i in Table II. Parameters are those of `LinearClient`.
@@ -128,30 +130,31 @@ class FedGiALinearClient(LinearClient[FedGiAInstruction], GradientClient):
         self.vector(asked.model)
         return self.problem.largest_curvature()
 
-    def train(self, asked: FedGiAInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
-        """Upload grad f_i(x); with the Gram matrix also z_i, and keep pi_i."""
+    def train(self, asked: ConsensusInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Upload grad f_i(x), or the change of z_i; with the Gram matrix grad f_i(x) and z_i."""
         upload, metrics = super().train(asked, config)
-        if asked.hessian == "gram":
+        rule = FedGiARule.read(asked.rule)
+        if rule.gram:
             ((name, sent),) = asked.model.items()
-            message = self._gram_steps(asked, self.vector(upload), config)
-            upload |= prefixed(MESSAGE, {name: message.reshape(sent.shape).astype(sent.dtype)})
+            z = self._gram_steps(rule, self.vector(asked.model), self.vector(upload), config)
+            upload |= prefixed(MESSAGE, {name: z.reshape(sent.shape).astype(sent.dtype)})
         return upload, metrics
 
-    def _gram_steps(self, asked: FedGiAInstruction, gradient: Vector, config: Scalars) -> Vector:
+    def _gram_steps(self, rule: FedGiARule, x: Vector, gradient: Vector, config: Scalars) -> Vector:
         """Return z_i after the ADMM group's steps, or after the gradient step; keep pi_i."""
-        x, m, sigma = self.vector(asked.model), asked.num_clients, asked.sigma
-        iterate, dual = x, -gradient / m  # (16), (17)
-        if asked.steps:
+        gradient = gradient / rule.num_clients
+        iterate, dual = x, -gradient  # (16), (17)
+        if rule.steps:
             kept = self.memory.require_known(config)
             dual = np.zeros_like(x) if kept is None else kept["dual"]
             iterate, dual = admm_steps(
                 x,
-                gradient / m,
+                gradient,
                 dual,
                 self.problem.gram,
-                num_clients=m,
-                sigma=sigma,
-                steps=asked.steps,
+                num_clients=rule.num_clients,
+                sigma=rule.sigma,
+                steps=rule.steps,
             )
         self.memory.keep(config, {"dual": dual})
-        return np.asarray(iterate + dual / sigma)  # (15), (18)
+        return np.asarray(iterate + dual / rule.sigma)  # (15), (18)

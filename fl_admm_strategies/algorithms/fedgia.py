@@ -22,18 +22,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Block, Spec, prefixed, under
+from ..maths.blocks import Arrays, Spec, prefixed, under
 from ..maths.checks import Count, Fraction, Positive, check_positive
-from ..maths.clienttable import ClientTable, Row
 from ..maths.seeds import short
-from ..runtime.algorithm import OnClient
 from ..runtime.callbacks import StopRule
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.strategy import StatefulStrategy
 from ..runtime.trust.intake import LARGEST
 from ..runtime.trust.means import largest_reported, those_too_large, too_large
 from ..runtime.uploads import Upload
+from .shared.consensus import ConsensusInstruction, ConsensusMethod, ConsensusState
+from .shared.rule import Row, Rule
 
 CURVATURE = "curvature"
 """The metric of a reply to the handshake: r_i."""
@@ -46,30 +45,51 @@ _SMALLEST_STEP = 1e-4
 
 
 @dataclass(frozen=True)
-class FedGiARule:
-    """What a round with H_i = r_i I does to a client's z_i and pi_i.
+class FedGiARule(Rule):
+    """z_i = x_i + pi_i/sigma, and pi_i; the numbers are r_i, sigma, m, and k0 or 0.
 
     The k0 steps keep x and the gradient, so only e = grad f_i(x)/m + pi_i changes: by the factor
-    q = (r_i/m)/(r_i/m + sigma) in each. `steps` is k0, and 0 outside of the ADMM group.
+    q = (r_i/m)/(r_i/m + sigma) in each. `steps` is 0 outside of the ADMM group. With the Gram
+    matrix the client takes the steps and uploads z_i.
     """
 
     curvature: float
     sigma: float
     num_clients: int
     steps: int
+    gram: bool
 
-    def move(self, pi: Any, u: Any, x: Any) -> tuple[Any, Any]:
-        """Return z_i and pi_i after k0 steps (13) to (15), or after a gradient step (16) to (18).
+    @classmethod
+    def keeps(cls, published: bool) -> dict[str, int]:
+        """z_i begins at x, so that pi_i is 0. sigma may change and pi_i stays: it is not scaled."""
+        return {"z": 1, "pi": 0}
 
-        `u` is grad f_i(x).
+    def move(self, row: Row, u: Any, w: Any) -> Row:
+        """Return the row after k0 steps (13) to (15), or a gradient step (16) to (18).
+
+        `u` is grad f_i(x), with the Gram matrix z_i.
         """
+        if self.gram:
+            return Row(z=u, pi=row.pi)
         gradient, h = u / self.num_clients, self.curvature / self.num_clients
         if self.steps == 0:
-            return x - gradient / self.sigma, -gradient
-        q, e = h / (h + self.sigma), gradient + pi
+            return Row(z=w - gradient / self.sigma, pi=-gradient)
+        q, e = h / (h + self.sigma), gradient + row.pi
         pi = q**self.steps * e - gradient
-        iterate = x - q ** (self.steps - 1) / (h + self.sigma) * e
-        return iterate + pi / self.sigma, pi
+        iterate = w - q ** (self.steps - 1) / (h + self.sigma) * e
+        return Row(z=iterate + pi / self.sigma, pi=pi)
+
+    def copy(self, row: Row) -> Any:
+        """Return x_i."""
+        return row.z - self.dual(row)
+
+    def dual(self, row: Row) -> Any:
+        """Return pi_i/sigma."""
+        return row.pi / self.sigma
+
+    def message(self, row: Row) -> Any:
+        """Return z_i, of the sigma of the client's last round."""
+        return row.z
 
 
 @dataclass
@@ -110,17 +130,12 @@ class SeenCurvature:
         self.count, self.largest, self.expected = 0, self.largest * ratio, self.expected * ratio
 
 
-@dataclass
-class FedGiAState:
-    """The server's variables, for n parameters.
+@dataclass(kw_only=True)
+class FedGiAState(ConsensusState):
+    """The server's variables: those of `ConsensusState`, with x as `w` and r_i as ``curvature``.
 
     Attributes
     ----------
-    clients : ClientTable
-        Rows ``message`` (z_i) and, with the diagonal H_i, ``pi`` (pi_i), shape (n,); ``curvature``
-        (r_i), NaN where it is not known yet.
-    x : ndarray of shape (n,)
-        The mean of the z_i, which the next round starts from.
     point : ndarray of shape (n,)
         x of the last round that changed the state: where the clients computed their gradients.
     seen : SeenCurvature
@@ -128,8 +143,6 @@ class FedGiAState:
         f(x) and ||grad f(x)||^2 at `point`; NaN where not every client reported.
     """
 
-    clients: ClientTable
-    x: NDArray[Any]
     point: NDArray[Any]
     seen: SeenCurvature
     objective: float = math.nan
@@ -144,23 +157,12 @@ class FedGiAQuestion(Instruction):
     hessian: str
 
 
-@dataclass(frozen=True)
-class FedGiAInstruction(Instruction):
-    """What a client gets: x, and the numbers of its steps; `steps` is 0 for a gradient step."""
-
-    model: Arrays
-    hessian: str
-    sigma: float
-    num_clients: int
-    steps: int
-
-
-class FedGiA(StatefulStrategy):
+class FedGiA(ConsensusMethod):
     """Federated gradient descent and inexact ADMM (FedGiA).
 
-    Minimises f(x) = (1/m) sum_i f_i(x), all clients counting equally. Every client takes part in
-    every round, so there is no `fraction_train`; a client whose reply is missing counts with its
-    last z_i, until it has left the run (`max_missed_rounds`).
+    Minimises f(x) = (1/m) sum_i f_i(x), all clients counting equally. In the paper every client
+    takes part in every round; a client that does not, or the reply of which is missing, counts with
+    its last z_i, until it has left the run (`max_missed_rounds`).
 
     Parameters
     ----------
@@ -182,12 +184,14 @@ class FedGiA(StatefulStrategy):
         s, the share of clients in the inexact ADMM group, ceil(s m) of them, drawn anew every
         round; the others take the gradient step.
     **base
-        The parameters of `StatefulStrategy`.
+        The parameters of `ConsensusMethod`. There is the paper's form alone. With
+        ``duals="client"`` the gradients are not known here, so that without a `t` sigma stays at
+        twice the mean of the r_i over m.
 
     Notes
     -----
     ||grad f||^2 belongs to the point x that a round started from: the gradients are the round's
-    replies. `gradient_tolerance` makes a stop rule of it.
+    replies, of all clients. `gradient_tolerance` makes a stop rule of it.
 
     The first step may increase the augmented Lagrangian, whatever t is: with pi_i^0 = 0 equation
     (34), on which the descent lemma rests, holds only from the second on.
@@ -209,35 +213,53 @@ class FedGiA(StatefulStrategy):
     paper: ClassVar = "Zhou, Li, IEEE TSP 71, 2023, arXiv:2205.01438"
     kinds: ClassVar = {"global": "one global model"}
     remedy: ClassVar = "a larger t"
-    upload = Upload("statistic")  # it has gradients
+    rule: ClassVar = FedGiARule
+    told: ClassVar = ConsensusInstruction
+    default_norm = None  # the paper's form is the only one: far uploads are refused in it too
+    upload = Upload("statistic")  # a gradient
 
     t: Positive | None = None
     hessian: Literal["diagonal", "gram"] = "diagonal"
     local_steps: Count = 5
     fraction_admm: Fraction = 0.5
+    published: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._group = set[int]()  # of the round that is sent last
+        if not self.published:
+            raise ValueError(
+                "published is False, expected True: FedGiA has the paper's form alone."
+            )
+        if self.hessian == "gram" and self.duals == "client":
+            raise ValueError(
+                "duals is 'client', expected 'strategy' with hessian='gram', whose clients keep "
+                "pi_i in any case and upload z_i. Leave it out."
+            )
 
     def init_state(self, arrays: Arrays) -> FedGiAState:
         """Start with z_i = x^0 and pi_i = 0 for every client."""
-        self._block = Block.optimised(arrays, self.trained)
-        self._fixed = self._block.rest(arrays)
-        first = self._block.vector(arrays)
-        dual = {"pi": np.zeros_like(first)} if self.hessian == "diagonal" else {}
-        clients = ClientTable(message=first, curvature=math.nan, **dual)
-        seen = SeenCurvature(np.zeros(len(first)), np.zeros(len(first)))
-        return FedGiAState(clients, first, first, seen)
+        base = super().init_state(arrays)
+        seen = SeenCurvature(np.zeros(len(base.w)), np.zeros(len(base.w)))
+        return FedGiAState(**vars(base), point=base.w, seen=seen)
+
+    def _columns(self, w: NDArray[Any], averaged: Arrays) -> dict[str, Any]:
+        return super()._columns(w, averaged) | {CURVATURE: math.nan}
 
     # ------------------------------------------------------------------------------------------
     # The curvature of the clients
     # ------------------------------------------------------------------------------------------
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FedGiAQuestion]:
+    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
         """Ask clients for their r_i, at the global model."""
-        return dict.fromkeys(client_ids, FedGiAQuestion(self.global_model(), self.hessian))
+        question = FedGiAQuestion(self.global_model(), self.hessian)
+        return dict.fromkeys(client_ids, question.encode())
 
-    def new_client(self, client_id: int, reply: Reply | None) -> Row:
+    def new_client(self, client_id: int, reply: Reply | None) -> dict[str, Any]:
         """Start with z_i = x, pi_i = 0 and r_i as it was reported."""
+        own = super().new_client(client_id, reply)
         if reply is None:
-            return {"message": self.state.x}
+            return own
         curvature = reply.metrics.get(CURVATURE, math.nan)
         if not 1 / LARGEST <= curvature <= LARGEST:  # else gradients over sigma may overflow
             raise ValueError(
@@ -246,12 +268,17 @@ class FedGiA(StatefulStrategy):
             )
         if curvature > largest_reported(self.state.clients.column(CURVATURE)):
             raise ValueError(too_large(CURVATURE, curvature))
-        return {"message": self.state.x, CURVATURE: curvature}
+        return own | {CURVATURE: curvature}
 
     def check_handshake(self, replies: Mapping[int, Reply]) -> dict[int, str]:
         """Return whose r_i is so large that sigma, which goes by the largest, stops the run."""
         said = {c: reply.metrics.get(CURVATURE, math.nan) for c, reply in replies.items()}
         return those_too_large(CURVATURE, said)
+
+    @property
+    def penalty(self) -> float:
+        """The sigma in use."""
+        return self.sigma
 
     @property
     def sigma(self) -> float:
@@ -282,19 +309,17 @@ class FedGiA(StatefulStrategy):
         rng = np.random.default_rng([short(self.seed), server_round, *b"FedGiA"])
         return set(rng.choice(self.client_ids, size=size, replace=False).tolist())
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedGiAInstruction]:
-        """Send x to every client, and which steps follow of its gradient.
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return x; draw the ADMM group of the round."""
+        self._group = self.admm_group(server_round)
+        return super().given(server_round)
 
-        A client that is joining takes the gradient step, which finds its pi_i at once.
-        """
-        group, numbers = self.admm_group(server_round), (self.sigma, self.membership.num_initial)
-        admm, other = (
-            FedGiAInstruction(self.global_model(), self.hessian, *numbers, steps)
-            for steps in (self.local_steps, 0)
-        )
-        return {client: admm if client in group else other for client in client_ids}
+    def rule_of(self, client_id: int) -> FedGiARule:
+        """Return a client's rule; one that is joining takes the gradient step, which finds pi_i."""
+        steps = self.local_steps if client_id in self._group else 0
+        numbers = float(self.state.clients[client_id].curvature), self.sigma
+        m, gram = self.membership.num_initial, self.hessian == "gram"
+        return FedGiARule(True, *numbers, m, steps, gram)
 
     def upload_spec(self) -> Spec:
         """Return the model's arrays for the gradient; with the Gram matrix those of z_i as well."""
@@ -304,43 +329,44 @@ class FedGiA(StatefulStrategy):
         return {**self.model_spec, **of_z}
 
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
-        """Measure gradients from 0, and z_i from x."""
-        model = self._block.rest(sent.groups["model"])
-        return model | prefixed(MESSAGE, self._block.arrays(self.state.x))
+        """Measure gradients, and changes of z_i, from 0; z_i from x."""
+        of_z = prefixed(MESSAGE, self._block.arrays(self.state.w)) if self.hessian == "gram" else {}
+        return self._block.rest(sent.groups["model"]) | of_z
+
+    def uploaded(self, reply: Reply) -> Any:
+        """Return the gradient, or z_i."""
+        arrays = reply.arrays if self.hessian == "diagonal" else under(MESSAGE, reply.arrays)
+        return self._block.joined(arrays)
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Take in the gradients, move or take in every z_i, and set x to their mean (12)."""
-        state = self.state
-        total = np.zeros(self._block.size)
-        for client, reply in replies.items():
-            row, gradient = state.clients[client], self._block.vector(reply.arrays)
-            total += gradient
-            if self.hessian == "gram":
-                row.message = self._block.vector(under(MESSAGE, reply.arrays))
-                continue
-            sent = FedGiAInstruction.read(reply.asked)
-            rule = FedGiARule(float(row.curvature), sent.sigma, sent.num_clients, sent.steps)
-            row.message, row.pi = rule.move(row.pi, gradient, state.x)
-        state.point = state.x
-        mean = state.clients.column("message").mean(axis=0, dtype=np.float64)
-        state.x = mean.astype(self._block.dtype)
+        """Move the clients' rows and set x to the mean of all z_i (12); look at f where it was."""
+        state, losses = self.state, [r.metrics.get("loss", math.nan) for r in replies.values()]
+        state.point = state.w
+        super().update(server_round, replies)
         state.objective = state.squared_gradient = math.nan
-        if len(replies) == len(self.client_ids):
-            gradient = total / len(replies)
-            losses = [reply.metrics.get("loss", math.nan) for reply in replies.values()]
-            state.objective = float(np.mean(losses))
-            state.squared_gradient = float(gradient @ gradient)
-            bound = float(state.clients.column(CURVATURE).mean())
-            state.seen.compare(gradient, state.point, bound)
+        if len(replies) < len(self.client_ids):
+            return
+        state.objective = float(np.mean(losses))
+        if self.duals == "client":
+            return
+        gradient = np.zeros(self._block.size)
+        for reply in replies.values():
+            gradient += self._block.vector(reply.arrays)
+        gradient /= len(replies)
+        state.squared_gradient = float(gradient @ gradient)
+        bound = float(state.clients.column(CURVATURE).mean())
+        state.seen.compare(gradient, state.point, bound)
 
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Expect of the new f what was seen of the last one, in the proportion of their r_i."""
+        super().add_clients(client_ids, places)
         rows = [self.membership.row(client) for client in client_ids]
         curvature = self.state.clients.column(CURVATURE)
         self.state.seen.rescale(float(curvature.mean() / np.delete(curvature, rows).mean()))
 
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
         """Expect of the new f what was seen of the last one, in the proportion of their r_i."""
+        super().remove_clients(client_ids, rows)
         curvature = self.state.clients.column(CURVATURE)
         self.state.seen.rescale(float(np.delete(curvature, rows).mean() / curvature.mean()))
 
@@ -354,7 +380,8 @@ class FedGiA(StatefulStrategy):
             "objective": self.state.objective,
             "squared-gradient": self.state.squared_gradient,
         }
-        return {name: value for name, value in known.items() if not math.isnan(value)}
+        known = {name: value for name, value in known.items() if not math.isnan(value)}
+        return super().round_metrics() | known
 
     @property
     def communication_rounds(self) -> int:
@@ -375,7 +402,3 @@ class FedGiA(StatefulStrategy):
         return lambda server_round, metrics: (
             self.state.squared_gradient <= self._block.size * per_parameter
         )
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return x, the mean of all z_i; the clients' x_i are only steps towards it."""
-        return self._block.model(self.state.x, self._fixed)

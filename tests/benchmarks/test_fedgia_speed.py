@@ -16,7 +16,8 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from clients import FedGiALinearClient, LeastSquares
-from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction
+from fl_admm_strategies.algorithms.fedgia import FedGiARule
+from fl_admm_strategies.algorithms.shared.consensus import ConsensusInstruction
 from tests.clients.methods.messages import received
 
 SIZES = [
@@ -38,13 +39,9 @@ def test_client_round(benchmark, rows, columns, hessian, steps, fresh):
     data, targets = rng.normal(size=(rows, columns)), rng.normal(size=rows)
     x = rng.normal(size=columns)
     loss = LeastSquares(data, targets)
-    instruction = FedGiAInstruction(
-        model={"x": x},
-        hessian=hessian,
-        sigma=0.15 * loss.largest_curvature() / 64,
-        num_clients=64,
-        steps=steps,
-    )
+    curvature = loss.largest_curvature()
+    rule = FedGiARule(True, curvature, 0.15 * curvature / 64, 64, steps, hessian == "gram")
+    instruction = ConsensusInstruction({"x": x}, {}, rule.text(), "strategy", ["x"])
     upload = ["x", "message/x"] if hessian == "gram" else ["x"]
     parameters, config = received(instruction, upload=upload)
 

@@ -92,11 +92,6 @@ class Case:
 # --- Where a client or a strategy needs other arguments than the others' --------------------------
 
 
-def fedgia(fraction_train: float = 1.0, **settings: Any) -> Any:
-    """Return FedGiA, in which all clients train: it takes no `fraction_train`."""
-    return library.FedGiA(**settings)
-
-
 def fedgia_linear_client(
     context: Context, model: Any, train_loader: Any, *_: Any, state_dir: Any = None, **__: Any
 ) -> NumPyClient:
@@ -167,11 +162,10 @@ CASES = [
     completed("FedMC-ADMM", partial(fedmc, REGULARIZER)),
     admm(
         "FedGiA-gram",
-        partial(fedgia, hessian="gram"),
+        partial(library.FedGiA, hessian="gram"),
         fedgia_linear_client,
         lambda: ArrayRecord({"x": Array(np.zeros(3))}),
         keeps=True,
-        everybody_trains=True,
         shakes_hands=True,
     ),
     # Slow from here on: they share most of their code with one of those above.
@@ -225,9 +219,8 @@ CASES = [
     ),
     form(
         "FedGiA",
-        partial(fedgia, t=0.5, local_steps=3),
+        partial(library.FedGiA, t=0.5, local_steps=3),
         of.FedGiAClient,
-        everybody_trains=True,
         shakes_hands=True,
     ),
     baseline("FedAvg", partial(library.FedAvg, lr=0.5), of.SGDClient),

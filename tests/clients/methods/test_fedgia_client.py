@@ -5,7 +5,6 @@ See docs/methods/fedgia.md.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from clients import FedGiAClient, FedGiALinearClient
 from clients.methods.fedgia import admm_steps
 from clients.toolkit.solving.curvature import DataLoss, Gram, LeastSquares, Logistic
-from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction, FedGiARule
+from fl_admm_strategies.algorithms.fedgia import FedGiARule
+from fl_admm_strategies.algorithms.shared.consensus import ConsensusInstruction
+from fl_admm_strategies.algorithms.shared.rule import Row
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
@@ -71,14 +72,15 @@ def test_the_rule_of_the_server_is_the_loop_with_a_diagonal_matrix() -> None:
     h, n = 1.7, 6
     x, slope, dual = RNG.normal(size=(3, n))
     for steps in (1, 2, 5, 20):
-        rule = FedGiARule(h, SIGMA, NUM_CLIENTS, steps)
-        message, after = rule.move(dual, slope, x)
+        rule = FedGiARule(True, h, SIGMA, NUM_CLIENTS, steps, gram=False)
+        row = rule.move(Row(z=x, pi=dual), slope, x)
         expected = dual
         for _ in range(steps):
             x_i = x - (slope / NUM_CLIENTS + expected) / (h / NUM_CLIENTS + SIGMA)
             expected = expected + SIGMA * (x_i - x)
-        np.testing.assert_allclose(message, x_i + expected / SIGMA, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(after, expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(rule.copy(row), x_i, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(row.z, x_i + expected / SIGMA, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(row.pi, expected, rtol=0, atol=1e-12)
 
 
 # --- The clients --------------------------------------------------------------------------------
@@ -89,16 +91,19 @@ def context() -> Context:
 
 
 def message(
-    model: Arrays, *, version: int = 0, server_round: int = 1, seed: int = 0, **changes: Any
+    model: Arrays,
+    *,
+    steps: int = 0,
+    gram: bool = False,
+    version: int = 0,
+    server_round: int = 1,
+    seed: int = 0,
 ) -> Received:
     """Return a round's message; by default it is for the gradient step."""
-    usual = FedGiAInstruction(model, "diagonal", SIGMA, NUM_CLIENTS, 0)
-    instruction = replace(usual, **changes)
-    names = [*model]
-    if instruction.hessian == "gram":
-        names += [f"message/{name}" for name in model]
-    common = {"version": version, "server_round": server_round, "seed": seed}
-    return received(instruction, upload=names, **common)
+    rule = FedGiARule(True, 2.0, SIGMA, NUM_CLIENTS, steps, gram)
+    asked = ConsensusInstruction(model, {}, rule.text(), "strategy", [*model])
+    names = [*model, *(f"message/{name}" for name in model if gram)]
+    return received(asked, upload=names, version=version, server_round=server_round, seed=seed)
 
 
 def ones(size: int) -> Arrays:
@@ -108,7 +113,7 @@ def ones(size: int) -> Arrays:
 def test_the_gradient_group_by_hand() -> None:
     loss = LeastSquares([[1.0, 0.0], [1.0, 1.0]], [0.0, 0.0])  # gradient (1.5, 1), above
     client = FedGiALinearClient(context(), loss)
-    reply, num_examples, metrics = client.fit(*message(ones(2), hessian="gram"))
+    reply, num_examples, metrics = client.fit(*message(ones(2), gram=True))
     np.testing.assert_allclose(reply[0], [1.5, 1.0])
     np.testing.assert_allclose(reply[1], 1 - np.array([1.5, 1.0]) / NUM_CLIENTS / SIGMA)  # (18)
     assert num_examples == 2
@@ -136,11 +141,11 @@ def test_buffers_and_frozen_parameters_stay() -> None:
 
 def test_a_lost_dual_fails_in_the_admm_group_and_heals_in_the_other() -> None:
     client = FedGiALinearClient(context(), tall)
-    keeping: dict[str, Any] = {"hessian": "gram", "version": 4, "server_round": 5}
+    keeping: dict[str, Any] = {"gram": True, "version": 4, "server_round": 5}
     with refused(ValueError, "round 4"):
         client.fit(*message(ones(5), steps=3, **keeping))
     client.fit(*message(ones(5), **keeping))
-    later: dict[str, Any] = {"hessian": "gram", "version": 5, "server_round": 6}
+    later: dict[str, Any] = {"gram": True, "version": 5, "server_round": 6}
     client.fit(*message(ones(5), steps=3, **later))
 
 
