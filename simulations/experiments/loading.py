@@ -9,8 +9,6 @@ from typing import Any
 
 from pydantic import Field, ValidationError, create_model
 
-from fl_admm_strategies.runtime.common.settings import parameters_of
-
 from .. import methods
 from ..data import kind_of
 from ..problems import problem_of
@@ -212,12 +210,6 @@ def _check(settings: Settings) -> None:
         raise ValueError(
             f"[newcomers] is given, but new clients cannot join {settings.algorithm.name!r} after "
             "its run: that is for 'fpfc'. Leave the table out."
-        )
-    samples = "fraction_train" in parameters_of(type(settings.algorithm).builds)
-    if settings.training.fraction_train != 1 and not samples:
-        raise ValueError(
-            f"training.fraction-train is {settings.training.fraction_train:g}, but all clients of "
-            f"{settings.algorithm.name!r} train in every round: leave it out."
         )
 
 

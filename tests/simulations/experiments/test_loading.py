@@ -78,7 +78,6 @@ def test_what_a_resumed_run_says_has_changed() -> None:
         ("fedadmm-digits", "algorithm.penalty.lam=1", ["algorithm.penalty", "FedADMM"]),
         ("fedgia-v1", "baselines.fedavg={}", ["synthetic-v1", "fedavg", "FederatedData"]),
         ("movielens-100k", "data={name = 'digits'}", ["digits", "fedmc-admm", "RatingsData"]),
-        ("fedgia-v1", "training.fraction-train=0.5", ["training.fraction-train", "fedgia"]),
         ("fedgia-v1", "model.name=softmax", ["model", "synthetic-v1"]),
         ("movielens-100k", "baselines.fedease={}", ["fedease", "model.headline", "ndcg"]),
         ("movielens-100k", "training.momentum=0.5", ["training.momentum", "ml-100k"]),
