@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits, load_iris
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from sklearn.datasets import load_iris
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from simulations.data.files import read_idx
 from tests.apps.converted import APPS
@@ -73,42 +73,6 @@ def cifar_parts(partition_id: int, num_partitions: int, samples: int) -> tuple[A
     start, cut = partition_id * size, partition_id * size + int(0.8 * size)
     train, test = _images(start, cut), _images(cut, start + size)
     return DataLoader(train, 32, shuffle=True), DataLoader(test, 32)
-
-
-def _pairs(partition_id: int, images: Any, labels: Any, order: Any, parts: int) -> tuple[Any, Any]:
-    """Return loaders of a part of a data set, four fifths to train on."""
-    mine = np.array_split(order, parts)[partition_id]
-    data = TensorDataset(images[mine], labels[mine])
-    cut = int(0.8 * len(mine))
-    train, test = Subset(data, range(cut)), Subset(data, range(cut, len(mine)))
-    return DataLoader(train, 16, shuffle=True), DataLoader(test, 64)
-
-
-def cifar_pairs(partition_id: int) -> tuple[Any, Any]:
-    """Return alike parts of 2,500 images for ten clients, as pairs."""
-    data = _images(0, 2500)
-    labels = torch.tensor(data.labels)
-    return _pairs(partition_id, data.images, labels, np.arange(2500), 10)
-
-
-def digit_rows(partition_id: int) -> tuple[Any, Any]:
-    """Return scikit-learn's digits for ten clients, each with two or three of the classes."""
-    images, labels = load_digits(return_X_y=True)
-    rows = torch.tensor(images, dtype=torch.float32).reshape(-1, 8, 8) / 16
-    shards = np.array_split(np.argsort(labels, kind="stable"), 20)
-    chosen = np.random.default_rng(0).permutation(20)
-    order = np.concatenate([shards[k] for k in chosen])
-    mixed = np.concatenate(
-        [np.random.default_rng(1).permutation(part) for part in np.array_split(order, 10)]
-    )
-    return _pairs(partition_id, rows, torch.tensor(labels), mixed, 10)
-
-
-def mean_accuracy(clients: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-    """Aggregate the accuracy of clients under Flower's legacy API."""
-    total = sum(count for count, _ in clients)
-    names = {name for _, own in clients for name in own if name.endswith("accuracy")}
-    return {name: sum(count * own[name] for count, own in clients) / total for name in names}
 
 
 def cifar_test() -> Any:

@@ -84,7 +84,7 @@ def test_advanced_pytorch_without_a_strategy_of_its_own(
 @needs_mnist
 @pytest.mark.skipif(not find_spec("flax"), reason="flax is not installed")
 def test_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[StatefulStrategy]) -> None:
-    folder = quickstart_jax(tmp_path, "FedADMM", samples=3000)
+    folder = quickstart_jax(tmp_path, samples=3000)
     config = {
         "num-server-rounds": 3,
         "learning-rate": 0.1,

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 def test_opacus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[StatefulStrategy]
 ) -> None:
-    folder = opacus(tmp_path, "FedADMM", samples=600)
+    folder = opacus(tmp_path, samples=600)
     config = {"num-server-rounds": 2, "target-delta": 1e-5, "max-grad-norm": 1.0}
     run_app(folder, "opacus_fl", 3, config, monkeypatch)
     (strategy,) = made
