@@ -131,13 +131,9 @@ def run(
     verbose: _Verbose = False,
 ) -> None:
     """Run an experiment: train, then a table beside the published numbers, and plots."""
-    from fl_admm_strategies.runtime.saving.files import NotWrittenError
-
     from ..experiments.experiment import RunConfig
     from .run import prepare
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    _quieten(verbose)
     config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out, resume)
 
     host = Host(engine, workers, nodes, ray_address, gpus_per_client)
@@ -145,7 +141,7 @@ def run(
     def how_to_go_on() -> str:
         return resuming(config.out)
 
-    try:
+    with _errors_explained(verbose, "The run failed.", how_to_go_on):
         # Whatever is wrong is said here, before an engine takes its time.
         host.check()
         prepared = prepare(config, engine.value)
@@ -160,16 +156,6 @@ def run(
         )
         with _ending_ray(how_to_go_on) if engine is Engine.RAY else nullcontext():
             _run(prepared, config, host.num_nodes(num_clients), host, verbose)
-    except KeyboardInterrupt:
-        _say(f"Interrupted. {how_to_go_on()}")
-        raise typer.Exit(_INTERRUPTED) from None
-    except Exception as error:
-        if verbose:
-            raise
-        _explain(error)
-        if isinstance(error, NotWrittenError):
-            _say(how_to_go_on())
-        raise typer.Exit(1) from None
 
 
 @cli.command()
@@ -223,14 +209,13 @@ def compare(
     from ..comparing.report import write_report
     from ..experiments.loading import key_and_value, key_and_values
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     console = Console()
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    _quieten(verbose)
-    try:
+    again = "The same command goes on with what is there."
+    with _errors_explained(verbose, "The comparison failed.", lambda: again):
         file = Path(methods[0]) if methods[0].endswith(".toml") else None
         names = ("data", "seeds", "work", "budget", "target", "experiment", "profile")
         given = {name: context.params[name] for name in names}
@@ -246,14 +231,6 @@ def compare(
             comparison = comparison.only(methods[1:])
         outcomes = run_comparison(comparison, out, data_root, workers, say)
         files = write_report(comparison, outcomes, out)
-    except KeyboardInterrupt:
-        _say("Interrupted. The same command goes on with what is there.")
-        raise typer.Exit(_INTERRUPTED) from None
-    except Exception as error:
-        if verbose:
-            raise
-        _explain(error, "The comparison failed.")
-        raise typer.Exit(1) from None
     say(f"Results: {out.resolve()}: {', '.join(files)}")
     if failed := sum("error" in run for one in outcomes for run in one.runs):
         _say(f"{failed} cells failed; the report says why. The same command runs them again.")
@@ -273,6 +250,29 @@ def resuming(out: Path | None) -> str:
     rounds = Checkpoints(out / CHECKPOINTS).rounds()
     saved = f"The run is saved up to round {rounds[-1]}" if rounds else "No round is saved yet"
     return f"{saved}; go on with: {command}"
+
+
+@contextmanager
+def _errors_explained(
+    verbose: bool, failed: str, how_to_go_on: Callable[[], str]
+) -> Iterator[None]:
+    """Say in a sentence what went wrong, unless all messages are wanted, and end the command."""
+    from fl_admm_strategies.runtime.saving.files import NotWrittenError
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _quieten(verbose)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say(f"Interrupted. {how_to_go_on()}")
+        raise typer.Exit(_INTERRUPTED) from None
+    except Exception as error:
+        if verbose:
+            raise
+        _explain(error, failed)
+        if isinstance(error, NotWrittenError):
+            _say(how_to_go_on())
+        raise typer.Exit(1) from None
 
 
 @contextmanager
@@ -348,7 +348,7 @@ def _say(line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _explain(error: Exception, failed: str = "The run failed.") -> None:
+def _explain(error: Exception, failed: str) -> None:
     console = Console(stderr=True)
     expected = isinstance(error, ValueError | TypeError | OSError | RuntimeError | TimeoutError)
     kind = "" if expected else f"{type(error).__name__}: "
