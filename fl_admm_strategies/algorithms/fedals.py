@@ -84,7 +84,6 @@ class FedALS(TotalsStrategy, ExactCompletion):
 
     method: ClassVar = "FedALS"
     paper: ClassVar = "Hu, Koren, Volinsky, ICDM 2008; Zhou et al., AAIM 2008"
-    remedy: ClassVar = "a larger regularizer"
     told: ClassVar = FedALSInstruction
     upload = Upload("statistic")
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, Spec
 from ..maths.checks import Positive, check_count
 from ..maths.normal import packed_size, unpacked
+from ..runtime.algorithm import Phase
 from ..runtime.messages.records import Metrics, Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.uploads import Upload
@@ -123,7 +124,6 @@ class FedEASE(TotalsStrategy):
     method: ClassVar = "FedEASE"
     paper: ClassVar = "Steck, WWW 2019, arXiv:1905.03375"
     kinds: ClassVar = {"global": "items' weights"}
-    remedy: ClassVar = "a larger lam"
     told: ClassVar = FedEASEInstruction
     upload = Upload("mean")
 
@@ -155,17 +155,13 @@ class FedEASE(TotalsStrategy):
         """Return the shape of the counts."""
         return self._pairs
 
-    def upload_spec_of(self, client_id: int) -> Spec:
-        """Return that of a client's: nothing where it is counted already."""
-        return self._pairs if self.is_fresh(client_id) else {}
-
     def given(self, server_round: int) -> dict[str, Any]:
         """Return how to count."""
         return {"nothing": {}, "num_items": len(self.state.weights)}
 
     def given_to(self, client_id: int) -> dict[str, Any]:
         """Ask for the counts of a client that is not in the sum."""
-        return {"upload": [*self.upload_spec_of(client_id)]}
+        return {"upload": [*self._pairs] if self.is_fresh(client_id) else []}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Add up the counts, and solve for B where there are new ones."""
@@ -192,6 +188,6 @@ class FedEASE(TotalsStrategy):
         asked = FedEASEEvaluation({self._name: self.state.weights})
         return dict.fromkeys(client_ids, asked)
 
-    def evaluation_metrics(self, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
+    def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
         """Return the mean loss, and how well items are ranked for all users together."""
-        return without_sums({**means, **ranking_means(clients)})
+        return without_sums({**means, **ranking_means(clients)}) if phase == "evaluate" else means

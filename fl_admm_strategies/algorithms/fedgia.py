@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, Spec, prefixed, under
 from ..maths.checks import Count, Fraction, Positive, check_positive
 from ..maths.seeds import short
+from ..runtime.algorithm import Handshake, MembersChange, Phase
 from ..runtime.callbacks import StopRule
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
@@ -212,7 +213,6 @@ class FedGiA(ConsensusMethod):
     method: ClassVar = "FedGiA"
     paper: ClassVar = "Zhou, Li, IEEE TSP 71, 2023, arXiv:2205.01438"
     kinds: ClassVar = {"global": "one global model"}
-    remedy: ClassVar = "a larger t"
     rule: ClassVar = FedGiARule
     told: ClassVar = ConsensusInstruction
     default_norm = None  # the paper's form is the only one: far uploads are refused in it too
@@ -250,10 +250,10 @@ class FedGiA(ConsensusMethod):
     # The curvature of the clients
     # ------------------------------------------------------------------------------------------
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
+    def handshake(self, client_ids: Sequence[int]) -> Handshake[ClientInstruction]:
         """Ask clients for their r_i, at the global model."""
-        question = FedGiAQuestion(self.global_model(), self.hessian)
-        return dict.fromkeys(client_ids, question.encode())
+        question = FedGiAQuestion(self.global_model(), self.hessian).encode()
+        return Handshake(dict.fromkeys(client_ids, question), check=self._those_too_large)
 
     def new_client(self, client_id: int, reply: Reply | None) -> dict[str, Any]:
         """Start with z_i = x, pi_i = 0 and r_i as it was reported."""
@@ -270,7 +270,7 @@ class FedGiA(ConsensusMethod):
             raise ValueError(too_large(CURVATURE, curvature))
         return own | {CURVATURE: curvature}
 
-    def check_handshake(self, replies: Mapping[int, Reply]) -> dict[int, str]:
+    def _those_too_large(self, replies: Mapping[int, Reply]) -> dict[int, str]:
         """Return whose r_i is so large that sigma, which goes by the largest, stops the run."""
         said = {c: reply.metrics.get(CURVATURE, math.nan) for c, reply in replies.items()}
         return those_too_large(CURVATURE, said)
@@ -357,31 +357,31 @@ class FedGiA(ConsensusMethod):
         bound = float(state.clients.column(CURVATURE).mean())
         state.seen.compare(gradient, state.point, bound)
 
-    def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
+    def members_changed(self, change: MembersChange) -> None:
         """Expect of the new f what was seen of the last one, in the proportion of their r_i."""
-        super().add_clients(client_ids, places)
-        rows = [self.membership.row(client) for client in client_ids]
+        super().members_changed(change)
         curvature = self.state.clients.column(CURVATURE)
-        self.state.seen.rescale(float(curvature.mean() / np.delete(curvature, rows).mean()))
-
-    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Expect of the new f what was seen of the last one, in the proportion of their r_i."""
-        super().remove_clients(client_ids, rows)
-        curvature = self.state.clients.column(CURVATURE)
-        self.state.seen.rescale(float(np.delete(curvature, rows).mean() / curvature.mean()))
+        if change.joined:
+            rows = [self.membership.row(client) for client in change.joined]
+            self.state.seen.rescale(float(curvature.mean() / np.delete(curvature, rows).mean()))
+        elif change.left:
+            rest = np.delete(curvature, change.rows)
+            self.state.seen.rescale(float(rest.mean() / curvature.mean()))
 
     # ------------------------------------------------------------------------------------------
     # Results
     # ------------------------------------------------------------------------------------------
 
-    def round_metrics(self) -> Metrics:
-        """Return f(x) and ||grad f(x)||^2 at the point of the last round, where they are known."""
+    def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
+        """Add f(x) and ||grad f(x)||^2 at the point of the last round, where they are known."""
+        found = super().metrics(phase, clients, means)
+        if phase == "evaluate":
+            return found
         known = {
             "objective": self.state.objective,
             "squared-gradient": self.state.squared_gradient,
         }
-        known = {name: value for name, value in known.items() if not math.isnan(value)}
-        return super().round_metrics() | known
+        return found | {name: value for name, value in known.items() if not math.isnan(value)}
 
     @property
     def communication_rounds(self) -> int:

@@ -105,7 +105,6 @@ class FedMCADMM(RatedRows, ExactCompletion):
 
     method: ClassVar = "FedMCADMM"
     paper: ClassVar = "Hytla, Nghia, Phan, Rice, arXiv:2503.12733"
-    remedy: ClassVar = "a larger beta"
     kinds: ClassVar = ExactCompletion.kinds
     rule: ClassVar = FedADMMRule
     told: ClassVar = FedMCInstruction

@@ -21,10 +21,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Spec
+from ..maths.blocks import Arrays
 from ..maths.checks import Count
 from ..maths.clienttable import ClientTable, Row
 from ..maths.regularizers import squared_l2_weight
+from ..runtime.algorithm import Handshake, Phase
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.trust.intake import LARGEST
@@ -105,13 +106,10 @@ class FedMGS(CompletionStrategy):
         first = self.first_factors(arrays)
         return FedMGSState(first, ClientTable(gradient=np.zeros_like(first), curvature=0.0))
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FedMCFactors]:
-        """Ask for G_i and lambda_i at (U_i^0, V)."""
-        return self.evaluate_instructions(0, client_ids)
-
-    def handshake_spec(self) -> Spec:
-        """Return the shape of a gradient."""
-        return self.upload_spec()
+    def handshake(self, client_ids: Sequence[int]) -> Handshake[FedMCFactors]:
+        """Ask for G_i and lambda_i at the start."""
+        questions = self.evaluate_instructions(0, client_ids)
+        return Handshake(questions, self.upload_spec(), self._those_too_large)
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Start with G_i and lambda_i as they were reported."""
@@ -132,7 +130,7 @@ class FedMGS(CompletionStrategy):
         if curvature > largest_reported(self.state.clients.column("curvature")):
             raise ValueError(too_large(CURVATURE, curvature))
 
-    def check_handshake(self, replies: Mapping[int, Reply]) -> dict[int, str]:
+    def _those_too_large(self, replies: Mapping[int, Reply]) -> dict[int, str]:
         """Return whose lambda_i is so large that c_V, the mean of all, would stop the run."""
         said = {c: reply.metrics.get(CURVATURE, math.nan) for c, reply in replies.items()}
         return those_too_large(CURVATURE, said)
@@ -153,6 +151,7 @@ class FedMGS(CompletionStrategy):
         moved = state.items - gradient / max(curvature, _LEAST_CURVATURE)
         state.item_curvature, state.items = curvature, moved.astype(state.items.dtype)
 
-    def round_metrics(self) -> Metrics:
-        """Return ``item-curvature``, c_V, whose inverse is the length of the step."""
-        return {"item-curvature": self.state.item_curvature}
+    def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
+        """Add ``item-curvature``, c_V, whose inverse is the length of the step, to a training's."""
+        found = super().metrics(phase, clients, means)
+        return found | {"item-curvature": self.state.item_curvature} if phase == "train" else found

@@ -108,7 +108,6 @@ class LpProj(OwnModelsStrategy, EnvelopeStrategy):
     method: ClassVar = "LpProj"
     paper: ClassVar = "Lin, Han, Li, Zhang, NeurIPS 2022"
     kinds: ClassVar = {"personal": "personal model"}
-    remedy: ClassVar = "a smaller lr or outer_lr"
     told: ClassVar = LpProjSGDInstruction
     upload = Upload("mean")
 

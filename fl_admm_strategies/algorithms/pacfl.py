@@ -15,11 +15,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from logging import INFO
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.common import log
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Spec
@@ -27,6 +25,7 @@ from ..maths.checks import Count, Positive
 from ..maths.clienttable import Row
 from ..maths.grouping import Labels, Linkage, cut, tree
 from ..maths.subspaces import Basis, Measure, proximity
+from ..runtime.algorithm import Handshake
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.uploads import Upload
@@ -185,14 +184,11 @@ class PACFL(ClusteredStrategy):
         merges, heights = tree(proximity(bases, self.measure), self.linkage)
         return cut(merges, len(bases) - int((heights <= self.threshold).sum()))
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, PACFLQuestion]:
-        """Ask every client for the directions of its data."""
+    def handshake(self, client_ids: Sequence[int]) -> Handshake[PACFLQuestion]:
+        """Ask for the directions of the clients' inputs."""
         question = PACFLQuestion({}, self.num_vectors, self.per_class)
-        return dict.fromkeys(client_ids, question)
-
-    def handshake_spec(self) -> Spec:
-        """Return that a basis is a matrix of any shape; `new_client` looks closer."""
-        return {BASIS: ((-1, -1), np.dtype(np.float64))}
+        spec: Spec = {BASIS: ((-1, -1), np.dtype(np.float64))}
+        return Handshake(dict.fromkeys(client_ids, question), spec, self._other_spaces)
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Start with the client's basis; raise ValueError if one that joins has other inputs."""
@@ -203,7 +199,7 @@ class PACFL(ClusteredStrategy):
             check_basis(client_id, basis, len(next(iter(known.values()))))
         return {BASIS: basis}
 
-    def check_handshake(self, replies: Mapping[int, Reply]) -> dict[int, str]:
+    def _other_spaces(self, replies: Mapping[int, Reply]) -> dict[int, str]:
         """Return whose directions are not in the space of most clients' inputs."""
         bases = {client: reply.arrays[BASIS] for client, reply in replies.items()}
         ((features, _),) = Counter(map(len, bases.values())).most_common(1)
@@ -214,14 +210,6 @@ class PACFL(ClusteredStrategy):
             except ValueError as error:
                 reasons[client] = str(error)
         return reasons
-
-    def handshake(self, replies: Mapping[int, Reply]) -> None:
-        """Say how many clusters there are."""
-        log(
-            INFO,
-            f"{len(self.state.clusters.models) - 1} clusters of clients whose data are within "
-            f"{self.threshold:g} degrees",
-        )
 
     def angles(self) -> NDArray[np.float64]:
         """Return A_ij in degrees, in the order of `client_ids`: what `threshold` is chosen by.

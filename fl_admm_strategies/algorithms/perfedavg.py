@@ -91,7 +91,6 @@ class PerFedAvg(OneModelStrategy):
     kinds: ClassVar = {"adapted": "adapted by one step", "global": "one global model"}
     told: ClassVar = PerFedAvgInstruction
     upload = Upload("mean", stateless=True)
-    remedy: ClassVar = "a smaller lr or alpha"
 
     mode: Literal["hf", "fo", "exact", "finetune"] = "hf"
     alpha: StepSizeOrZero = 0.01

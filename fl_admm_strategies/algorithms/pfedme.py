@@ -87,7 +87,6 @@ class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
     kinds: ClassVar = KINDS
     told: ClassVar = PFedMeInstruction
     upload = Upload("mean")
-    remedy: ClassVar = "a smaller lr or outer_lr"
     title = "pFedMe"
 
     lam: Positive = 0.1
@@ -170,7 +169,6 @@ class PFedMeMatched(OwnModelsStrategy, KeptMessages):
     paper: ClassVar = "pFedMe as in Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397"
     kinds: ClassVar = KINDS
     told: ClassVar = PFedMeMatchedInstruction
-    remedy: ClassVar = "a smaller lr or outer_lr"
     title = "pFedMe (FLAME's form)"
 
     lam: Positive = 0.1

@@ -9,22 +9,18 @@ what is saved and when a run stops is the business of the other files here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
-from flwr.app import ArrayRecord
-from numpy.typing import NDArray
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from ..maths.blocks import Arrays, Spec
 from ..maths.clienttable import Row
-from .aggregation import MetricsAggrFn
-from .members.membership import Membership
 from .messages.records import ClientInstruction, Metrics, Reply
-from .messages.schema import Instructions
-from .messages.wire import WireDtype
+from .messages.schema import Instruction, Instructions
 from .uploads import Upload
+
+Phase = Literal["train", "evaluate"]
+Question = TypeVar("Question", bound=Instruction | ClientInstruction)
 
 
 @dataclass(frozen=True)
@@ -40,6 +36,56 @@ class OnClient:
     how: str
 
 
+def _no_complaints(replies: Mapping[int, Reply]) -> Mapping[int, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Handshake(Generic[Question]):
+    """What a method must know of clients before their first round.
+
+    It is a training message of round 0 with ``handshake`` set. Clients that come later are asked as
+    well. What is wrong with an answer alone is for `Algorithm.new_client` to say, by a ValueError.
+
+    Attributes
+    ----------
+    instructions : mapping of int to Instruction
+        The messages, by client.
+    spec : Spec
+        Names, shapes and dtypes of the arrays in the replies. A length of -1 may be any.
+    check : callable
+        Returns which initial clients' answers do not go with the others', and why. The run begins
+        without these clients.
+    """
+
+    instructions: Mapping[int, Question]
+    spec: Spec = field(default_factory=dict)
+    check: Callable[[Mapping[int, Reply]], Mapping[int, str]] = _no_complaints
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembersChange:
+    """Clients that have joined or left the run, or have lost what they keep: one of the three.
+
+    Attributes
+    ----------
+    server_round : int
+    joined, left, lost : sequence of int
+        The clients. Who joined is in the state's table, and `Algorithm.update` follows; who left is
+        there for the last time. Who lost what it keeps counts as a client without an accepted
+        upload from here on, and is sent what such clients are sent.
+    rows : sequence of int
+        The places of clients that left; for each that joined the row before which its row went, as
+        `numpy.insert` counts.
+    """
+
+    server_round: int
+    joined: Sequence[int] = ()
+    left: Sequence[int] = ()
+    lost: Sequence[int] = ()
+    rows: Sequence[int] = ()
+
+
 class Algorithm(ABC):
     """What the runtime asks of a method.
 
@@ -50,66 +96,24 @@ class Algorithm(ABC):
         class, METHOD, and their client's is METHODClient; all other replies are refused. A class
         derived from a method has the method's clients. None: any client will do, also one that was
         written for FedAvg and knows nothing of this library.
-    paper : str
-        Who described the method, and where: authors, venue and year, arXiv number. It is what
-        ``python -m simulations list --methods`` shows.
     kinds : dict of str to str
-        The kinds of models that clients evaluate, the headline first, with a title for tables.
-    remedy : str
-        What to change where a run diverges, e.g. "a smaller lr".
-    in_rounds : bool
-        Whether a round takes in the replies of all that it asked. Flower's legacy API, and loops of
-        one's own, can do nothing else.
-    seed : int
-        The run's.
-    wire_dtype : {"float16"}, optional
-        In which arrays of 32 and 64 bits travel. An algorithm never sees it: what it sends and gets
-        is in full precision.
-    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
-        The user's, in place of the means of what clients report.
+        The kinds of models that clients evaluate, the main one first, with a title for tables.
     state : dataclass
         What `init_state` returned. The runtime saves and loads its fields.
-    membership : Membership
-        The clients of the run.
-    model_spec : Spec
-        Names, shapes and dtypes of a model's arrays as they travel: see `Layout`.
-    trained : list of str
-        Which of them the clients train; the others are their models' buffers. Where `method` is
-        None nobody is asked: then all floating point arrays are, less a batch norm's statistics.
+    run : Run
+        The run: `membership`, `model_spec` (names, shapes and dtypes of a model's arrays as they
+        travel) and `trained` (those that have a gradient; the others are buffers).
     """
 
     method: ClassVar[str | None]
-    paper: ClassVar[str] = ""
     kinds: ClassVar[Mapping[str, str]]
-    remedy: ClassVar[str] = "a smaller lr"
-    in_rounds: ClassVar[bool] = True
-    seed: int
-    wire_dtype: WireDtype = None
-    train_metrics_aggr_fn: MetricsAggrFn | None = None
-    evaluate_metrics_aggr_fn: MetricsAggrFn | None = None
     state: Any
-    membership: Membership
-    model_spec: Spec
-    trained: list[str]
+    run: Any
 
     @property
     def upload(self) -> Upload:
         """What an upload is to the server, which decides what may happen to it on its way."""
         return Upload()
-
-    @property
-    def title(self) -> str:
-        """The method's name as its paper writes it."""
-        return type(self).__name__
-
-    @property
-    def form(self) -> str:
-        """Which form of the method runs, and what it changes against the paper: one sentence.
-
-        With the place in the paper. Empty where there is one form only. The log, the summary,
-        results and captions show it, so that nobody takes one form for another.
-        """
-        return ""
 
     # ------------------------------------------------------------------------------------------
     # Every method answers these
@@ -146,19 +150,11 @@ class Algorithm(ABC):
 
     @abstractmethod
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return a client's model of one of the `kinds`; the ``"global"`` one is everybody's."""
+        """Return a client's model of one of the `kinds`; the ``"global"`` one is for all alike."""
 
     # ------------------------------------------------------------------------------------------
     # Most methods leave these as they are
     # ------------------------------------------------------------------------------------------
-
-    def clusters(self) -> NDArray[np.int64] | None:
-        """Return the cluster of every client, sorted by id; None where the method has none."""
-        return None
-
-    def cluster_arrays(self) -> list[ArrayRecord]:
-        """Return the model of every cluster, by its number in `clusters`; here there are none."""
-        return []
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Return a client's row of the state's table, at the start or when it joins.
@@ -168,74 +164,34 @@ class Algorithm(ABC):
         """
         return {}
 
+    def members_changed(self, change: MembersChange) -> None:
+        """Change the rest of the state when clients have joined, left or lost what they keep."""
+
+    def handshake(self, client_ids: Sequence[int]) -> Handshake[Any] | None:
+        """Return what to ask clients before their first round; by default nothing."""
+        return None
+
     def upload_spec(self) -> Spec:
-        """Return the names, shapes and dtypes of an upload: those of the initial arrays."""
-        return self.model_spec
+        """Return the names, shapes and dtypes of an upload: those of a model.
 
-    def upload_spec_of(self, client_id: int) -> Spec:
-        """Return those of a client's upload, where shapes differ by client."""
-        return self.upload_spec()
-
-    def check_reply(self, client_id: int, reply: Reply) -> None:
-        """Raise ValueError if `update` can do nothing with a reply: its client is refused by name.
-
-        Its arrays are those of `upload_spec`, and finite; here any metrics will do.
+        A client whose message names the arrays to ``upload`` sends only these. A length of -1 may
+        be any, for `check_reply` to look at.
         """
+        spec: Spec = self.run.model_spec
+        return spec
 
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
-        """Return what a client's upload is measured from where there is a `max_norm`.
+        """Return what a client's upload is measured from where uploads are bounded.
 
         By default the arrays of the same names in the first group that it was sent: the model, or
         the anchor. What has no such array, a dual or a change, is measured from 0.
         """
         return next(iter(sent.groups.values()))
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> Instructions:
-        """Return what to ask clients before their first round; by default nothing.
+    def check_reply(self, client_id: int, reply: Reply) -> None:
+        """Raise ValueError if `update` can do nothing with a reply: its client is refused by name.
 
-        For what the server must know of clients at the start: their numbers of examples, the
-        curvature of their losses. It is a training message of round 0 with ``handshake`` set, so
-        that it works under both of Flower's APIs. Clients that come later are asked as well.
-        """
-        return {}
-
-    def handshake_spec(self) -> Spec:
-        """Return the names, shapes and dtypes of the arrays in a handshake's replies.
-
-        A length of -1 may be any: what only the client knows, for `new_client` to look at.
-        """
-        return {}
-
-    def check_handshake(self, replies: Mapping[int, Reply]) -> Mapping[int, str]:
-        """Return which initial clients' answers do not go with the others', and why.
-
-        What is wrong with an answer alone is for `new_client` to say, by a ValueError. The run
-        begins without either.
-        """
-        return {}
-
-    def handshake(self, replies: Mapping[int, Reply]) -> None:
-        """Change the state by the replies of the initial clients, before they have their rows."""
-
-    def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
-        """Change the rest of the state when clients have joined; `update` follows.
-
-        They are in `membership` and in the table. `places` has for each of them the row before
-        which its row went, as `numpy.insert` counts.
-        """
-
-    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Change the rest of the state when clients leave the run.
-
-        They are out of `membership`, and in the table for the last time; `rows` are their places.
-        """
-
-    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
-        """Change the state where clients have lost what they keep themselves.
-
-        From here on they are taken for clients without an accepted upload, and are sent what such
-        clients are sent, or what the state holds of them. An algorithm whose state holds something
-        of theirs that it can neither send nor take back must make both sides agree here.
+        Its arrays are those of `upload_spec`, and finite; here any metrics will do.
         """
 
     def evaluate_instructions(self, server_round: int, client_ids: Sequence[int]) -> Instructions:
@@ -251,14 +207,9 @@ class Algorithm(ABC):
             instructions[client] = ClientInstruction(groups or {"personal": {}})
         return instructions
 
-    def round_metrics(self) -> Metrics:
-        """Return what only the server can measure of the round that `update` has just taken in.
+    def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
+        """Return the aggregated metrics of a phase: by default the means of the clients'.
 
-        Added to the means of the clients' training metrics: a norm of a sum over all clients is no
-        mean of theirs.
+        Only the server can measure a norm of a sum over all clients, which is no mean of theirs.
         """
-        return {}
-
-    def evaluation_metrics(self, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
-        """Return the aggregated metrics of an evaluation: by default the means of the clients'."""
         return means

@@ -98,7 +98,7 @@ class ArrivalLink(GridLink):
             sent, found = underway.sent.pop(client), self._replies.pop(client)
             intake.asked[client] = sent.instruction
             replies += found
-            if intake.is_usable(client, found, self.run.algorithm.upload_spec_of):
+            if intake.is_usable(client, found, self.run.upload_spec_of):
                 underway.staleness = server_round - sent.server_round
                 break
         return replies

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ArrayRecord, MessageType
 from flwr.common import log
+from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays
 from ..maths.checks import listing
@@ -163,7 +164,7 @@ def _read_model(file: Path, expected: str) -> Arrays:
 
 def model_here(algorithm: Algorithm, kind: str, client_id: int) -> Arrays:
     """Return a client's model of a kind; the errors are those of `model_arrays`."""
-    name, members = type(algorithm).__name__, algorithm.membership
+    name, members = type(algorithm).__name__, algorithm.run.membership
     if client_id not in members:
         raise KeyError(f"There is no client {client_id}; the run knows {listing(members.ids)}.")
     if kind not in algorithm.kinds:
@@ -179,6 +180,8 @@ def gather(
     read: Callable[[str, int], ArrayRecord],
     collected: Mapping[int, Arrays] | None,
     names: Collection[str],
+    labels: NDArray[np.int64] | None,
+    records: Sequence[ArrayRecord],
 ) -> Models:
     """Put a strategy's models together.
 
@@ -192,9 +195,13 @@ def gather(
         Personal models that the clients sent; None where they were not asked.
     names : collection of str
         Of the initial arrays.
+    labels : ndarray or None
+        The cluster of every client, where there are any.
+    records : sequence of ArrayRecord
+        The model of every cluster.
     """
-    method, kinds, labels = type(algorithm).__name__, algorithm.kinds, algorithm.clusters()
-    client_ids = algorithm.membership.ids
+    method, kinds = type(algorithm).__name__, algorithm.kinds
+    client_ids = algorithm.run.membership.ids
 
     def model(kind: str, client: int) -> Arrays:
         return from_array_record(read(kind, client))
@@ -218,7 +225,6 @@ def gather(
     clusters: dict[int, Arrays] = {}
     cluster_of: dict[int, int] = {}
     if labels is not None:
-        records = algorithm.cluster_arrays()
         groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
         # The largest first, those of one size by their first client.
         for number, rows in enumerate(sorted(groups, key=lambda g: (-len(g), g[0])), start=1):

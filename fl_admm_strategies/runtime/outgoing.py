@@ -13,7 +13,7 @@ from .members.sampling import Sampling
 from .messages.records import UPLOAD, ClientInstruction, Scalar, names_setting, to_json
 from .messages.schema import Instruction, Instructions
 from .messages.stamp import made_by
-from .messages.wire import OutOfRangeError, Reduction
+from .messages.wire import OutOfRangeError, Reduction, WireDtype
 from .saving.resume import Resume
 from .trust.intake import Intake
 
@@ -28,6 +28,7 @@ class Outgoing:
         Whose they are.
     membership, sampling, resume, intake
         The run's collaborators; `intake` is told who was asked what.
+    wire_dtype : {"float16"} or None
     """
 
     algorithm: Algorithm
@@ -35,6 +36,7 @@ class Outgoing:
     sampling: Sampling
     resume: Resume
     intake: Intake
+    wire_dtype: WireDtype
 
     def complete(
         self,
@@ -100,8 +102,7 @@ class Outgoing:
 
     def _reduction(self, server_round: int) -> Reduction | None:
         """Return what reduces the messages of a phase; handshakes travel as they are."""
-        algorithm = self.algorithm
-        if algorithm.wire_dtype is None or server_round == 0:
+        if self.wire_dtype is None or server_round == 0:
             return None
-        buffers = algorithm.model_spec.keys() - set(algorithm.trained)
-        return Reduction(algorithm.wire_dtype, buffers)
+        run = self.algorithm.run
+        return Reduction(self.wire_dtype, run.model_spec.keys() - set(run.trained))

@@ -28,6 +28,7 @@ from ..maths.checks import Fraction, NotNegative, Positive, check_fields, listin
 from .algorithm import Algorithm
 from .messages.noise import CLIP, NOISE, NOISED
 from .messages.records import Metrics, Reply, Scalar
+from .messages.wire import WireDtype
 from .trust.layout import Layout
 from .uploads import Altered, Upload
 
@@ -130,7 +131,7 @@ class Privacy:
         self._rounds = Counter[tuple[float, int, int]]()  # by z, the clients asked, and all
         self._accountant: Any = None  # of the same rounds
 
-    def check(self, algorithm: Algorithm, layout: Layout) -> None:
+    def check(self, algorithm: Algorithm, layout: Layout, wire_dtype: WireDtype) -> None:
         """Refuse a run in which epsilon would not be true, before anybody trains.
 
         Raises
@@ -158,9 +159,9 @@ class Privacy:
                 "weights is 'size', and one client's part in a mean by examples has no bound. "
                 "Give weights='uniform'."
             )
-        elif upload.kind == "sum" and algorithm.wire_dtype is not None:
+        elif upload.kind == "sum" and wire_dtype is not None:
             reason = (
-                f"wire_dtype is {algorithm.wire_dtype!r}, and rounding would take uploads beyond "
+                f"wire_dtype is {wire_dtype!r}, and rounding would take uploads beyond "
                 "the clip, which its clients keep to themselves. Leave out wire_dtype."
             )
         if reason:

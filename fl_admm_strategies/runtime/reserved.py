@@ -39,7 +39,7 @@ def check_user_settings(
     """
     name, parameters = type(algorithm).__name__, parameters_of(type(algorithm))
     for which, config, methods in (
-        ("train_config", train, ("handshake_instructions", "train_instructions")),
+        ("train_config", train, ("handshake", "train_instructions")),
         ("evaluate_config", evaluate, ("evaluate_instructions",)),
     ):
         sent = {key for method in methods for key in _sent_by(type(algorithm), method)}

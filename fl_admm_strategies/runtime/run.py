@@ -22,14 +22,22 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, Spec, as_dtype, prefixed, spec_of, under
 from ..maths.checks import in_range, listing
 from ..maths.clienttable import Row
-from .aggregation import aggregated_by
-from .algorithm import Algorithm
+from .aggregation import MetricsAggrFn, aggregated_by
+from .algorithm import Algorithm, MembersChange
 from .common.collector import collector_paused
 from .common.settings import as_text, settings_of
 from .composition import why_not_another_model
 from .members.membership import MOST_ASKED, Membership
 from .members.sampling import Sampling
-from .messages.records import ClientInstruction, ClientReply, Metrics, Reply, to_array_record
+from .messages.records import (
+    UPLOAD,
+    ClientInstruction,
+    ClientReply,
+    Metrics,
+    Reply,
+    to_array_record,
+)
+from .messages.wire import WireDtype
 from .outgoing import Outgoing
 from .privacy import Privacy
 from .record import Record
@@ -65,6 +73,8 @@ class Run:
     ----------
     algorithm : Algorithm
         Whose state changes.
+    train_metrics_aggr_fn, evaluate_metrics_aggr_fn, wire_dtype
+        Settings of the strategy.
     membership, sampling, intake, bound, privacy
         The run's collaborators; `record`, `resume` and `underway` are its own.
 
@@ -72,6 +82,8 @@ class Run:
     ----------
     layout : Layout
         How the initial arrays travel.
+    model_spec : Spec
+        Names, shapes and dtypes of a model's arrays as they travel; empty before the start.
     last_round : int
         The last round whose replies were taken in; 0 before the first.
     num_rounds : int or None
@@ -86,16 +98,20 @@ class Run:
     intake: Intake
     bound: Bound
     privacy: Privacy
+    train_metrics_aggr_fn: MetricsAggrFn | None = None
+    evaluate_metrics_aggr_fn: MetricsAggrFn | None = None
+    wire_dtype: WireDtype = None
 
     def __post_init__(self) -> None:
         algorithm = self.algorithm
         self.record, self.resume = Record(), Resume()
-        self.health = Health(type(algorithm).__name__, algorithm.remedy)
+        self.health = Health(type(algorithm).__name__)
         self.layout, self.underway = Layout(), Underway()
         self.alterations: list[OnTheWay] = []  # between the bound and the noise
         self.outgoing = Outgoing(
-            algorithm, self.membership, self.sampling, self.resume, self.intake
+            algorithm, self.membership, self.sampling, self.resume, self.intake, self.wire_dtype
         )
+        self.model_spec: Spec = {}
         self.last_round = 0
         self.num_rounds: int | None = None
         self.is_ending = False
@@ -103,9 +119,14 @@ class Run:
         self._has_rows = False  # whether the initial clients are in the state
 
     @property
+    def trained(self) -> list[str]:
+        """Names of the arrays that have a gradient on the clients."""
+        return self.layout.trained
+
+    @property
     def has_begun(self) -> bool:
         """Whether there is a state."""
-        return bool(self.algorithm.model_spec)
+        return bool(self.model_spec)
 
     # ------------------------------------------------------------------------------------------
     # The start
@@ -176,10 +197,13 @@ class Run:
         self._is_open = False
         if exchange is not None and algorithm.method is not None:
             complete = partial(self.outgoing.complete, 0, {**(config or {}), "handshake": True})
-            chance, ids = np.random.default_rng([algorithm.seed, *b"layout"]), self.membership.ids
+            chance, ids = (
+                np.random.default_rng([self.sampling.seed, *b"layout"]),
+                self.membership.ids,
+            )
             order = [ids[place] for place in chance.permutation(len(ids))]
             layout.ask(complete, exchange, self.intake, order)
-        self.privacy.check(algorithm, layout)
+        self.privacy.check(algorithm, layout, self.wire_dtype)
         self._init_state()
         if resume.saved is not None:
             self._enter_initial_clients({})
@@ -188,7 +212,7 @@ class Run:
 
     def _init_state(self) -> None:
         algorithm, first = self.algorithm, self.layout.to_send()
-        algorithm.trained, algorithm.model_spec = self.layout.trained, spec_of(first)
+        self.model_spec = spec_of(first)
         algorithm.state = algorithm.init_state({n: np.array(a) for n, a in first.items()})
 
     def handshake(self, exchange: Exchange, config: Mapping[str, Any]) -> None:
@@ -208,7 +232,7 @@ class Run:
         if failed:
             more, failed = self._ask(0, failed, exchange, config)
             replies = dict(sorted((replies | more).items()))
-        reasons = self.algorithm.check_handshake(replies) if replies else {}
+        reasons = self._complaints(replies) if replies else {}
         for client, reason in reasons.items():
             self.intake.refuse(0, client, reason)
         unusable = [c for c in replies if c in reasons or not self._may_join(0, c, replies)]
@@ -219,8 +243,6 @@ class Run:
             examples = np.array([reply.num_examples for reply in replies.values()])
             self.membership.initial_examples = float(examples.sum())
         self._enter_initial_clients(replies)
-        if replies:
-            self.algorithm.handshake(replies)
 
     def _begin_without(self, clients: Collection[int]) -> None:
         """Begin as if some clients had not been there."""
@@ -261,11 +283,13 @@ class Run:
         optional: bool = False,
     ) -> tuple[dict[int, Reply], list[int]]:
         """Shake hands with clients; return the usable replies, and the clients without one."""
-        if not (instructions := self.algorithm.handshake_instructions(clients)):
+        if (handshake := self.algorithm.handshake(clients)) is None:
             return {}, []
-        spec = self.algorithm.handshake_spec()
+        spec, self._complaints = handshake.spec, handshake.check
         self.privacy.check_handshake(type(self.algorithm).__name__, spec)
-        asked = self.outgoing.complete(0, {**config, "handshake": True}, instructions, spec)
+        asked = self.outgoing.complete(
+            0, {**config, "handshake": True}, handshake.instructions, spec
+        )
         replies = exchange(asked, MessageType.TRAIN)
         accepted = self.intake.accept(0, replies, spec, optional=optional)
         self.record.count_down(server_round, asked)
@@ -341,7 +365,8 @@ class Run:
 
     def _drop_inactive(self, gone: Sequence[int]) -> None:
         rows = self.membership.remove(gone)
-        self.algorithm.remove_clients(gone, rows)
+        change = MembersChange(server_round=self.last_round, left=gone, rows=rows)
+        self.algorithm.members_changed(change)
         for part in parts_by_client(self.algorithm.state):
             part.remove(gone, self.last_round)
 
@@ -362,7 +387,7 @@ class Run:
         told = {**config, **self.privacy.asks(algorithm.upload)}
         spec = algorithm.upload_spec()
         asked = self.outgoing.complete(server_round, told, instructions, spec)
-        uploading = [client for client in asked if algorithm.upload_spec_of(client)]
+        uploading = [client for client, sent in asked.items() if self._spec_of(spec, sent)]
         self.privacy.spend(uploading, len(pool), stateless=algorithm.upload.stateless)
         self._is_open = bool(asked)
         members.mark_uncertain(asked)
@@ -378,7 +403,7 @@ class Run:
         """
         algorithm, asked = self.algorithm, self.intake.asked
         self._is_open = False
-        taken, lost = self.intake.accept(server_round, replies, algorithm.upload_spec_of)
+        taken, lost = self.intake.accept(server_round, replies, self.upload_spec_of)
         uploads = {}
         for client, reply in taken.items():
             try:
@@ -419,15 +444,25 @@ class Run:
         self.record.count_up(server_round, accepted)
         self.record.train_metrics[server_round] = {i: r.metrics for i, r in accepted.items()}
         self._on_state_lost(server_round, lost)
-        function = algorithm.train_metrics_aggr_fn
+        function = self.train_metrics_aggr_fn
         if function is None:
             means = weighted_means(accepted)
         else:
             means = aggregated_by(function, "train_metrics_aggr_fn", accepted)
-        means = means | algorithm.round_metrics() | self.bound.measured()
+        clients = {client: reply.metrics for client, reply in accepted.items()}
+        means = algorithm.metrics("train", clients, means) | self.bound.measured()
         means |= self.privacy.measured()
         self.record.trained(server_round, means)
         return means
+
+    def upload_spec_of(self, client: int) -> Spec:
+        """Return the names, shapes and dtypes of a client's upload in this round."""
+        return self._spec_of(self.algorithm.upload_spec(), self.intake.asked[client])
+
+    @staticmethod
+    def _spec_of(spec: Spec, sent: ClientInstruction) -> Spec:
+        """Return what of an upload a client is asked for."""
+        return {name: spec[name] for name in sent.upload_names()} if UPLOAD in sent.config else spec
 
     def check_aggregated(self) -> None:
         """Count a round whose replies nobody handed over as one without a usable reply.
@@ -495,7 +530,8 @@ class Run:
         places = self.membership.admit(clients, server_round)
         for part in parts_by_client(self.algorithm.state):
             part.insert(rows)
-        self.algorithm.add_clients(clients, places)
+        change = MembersChange(server_round=server_round, joined=clients, rows=places)
+        self.algorithm.members_changed(change)
 
     @collector_paused()
     def configure_evaluate(
@@ -524,9 +560,9 @@ class Run:
             return {}
         clients = {i: reply.metrics for i, reply in accepted.items()}
         self.record.evaluate_metrics[server_round] = clients
-        function = self.algorithm.evaluate_metrics_aggr_fn
+        function = self.evaluate_metrics_aggr_fn
         if function is None:
-            means = self.algorithm.evaluation_metrics(clients, weighted_means(accepted))
+            means = self.algorithm.metrics("evaluate", clients, weighted_means(accepted))
             means = self._with_headline(means)
         else:
             named = {
@@ -553,17 +589,17 @@ class Run:
         What a function of the user's has made of it stays as it is.
         """
         found = dict(metrics)
-        own = self.algorithm.train_metrics_aggr_fn is not None
+        own = self.train_metrics_aggr_fn is not None
         trained = {} if own else self.record.train_metrics.get(server_round, {})
         plain, robust = map(self.intake.means_of, (trained, without_extremes(trained)))
         for name, mean in plain.items():
             if found.get(f"train-{name}") == mean:  # else the server has measured it itself
                 found[f"train-{name}"] = robust[name]
-        own = self.algorithm.evaluate_metrics_aggr_fn is not None
+        own = self.evaluate_metrics_aggr_fn is not None
         evaluated = {} if own else self.record.evaluate_metrics.get(server_round, {})
         if evaluated:
             held = without_extremes(evaluated)
-            means = self.algorithm.evaluation_metrics(held, self.intake.means_of(held))
+            means = self.algorithm.metrics("evaluate", held, self.intake.means_of(held))
             found |= self._with_headline(means)
         return found | self.record.central(server_round)
 
@@ -576,7 +612,7 @@ class Run:
             "rounds; they start afresh",
         )
         self.membership.mark_lost(lost)
-        self.algorithm.on_state_lost(server_round, lost)
+        self.algorithm.members_changed(MembersChange(server_round=server_round, lost=lost))
 
     # ------------------------------------------------------------------------------------------
     # Saving

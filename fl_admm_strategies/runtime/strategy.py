@@ -7,15 +7,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from logging import INFO
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays
+from ..maths.blocks import Arrays, Spec
 from ..maths.checks import Count, Positive, Share, WholeNumber, check_count, check_positive
 from ..maths.seeds import short
 from .aggregation import MetricsAggrFn
@@ -131,6 +132,12 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     fraction_train = 1.0  # settings of `SampledStrategy`
     min_train_nodes = 1
 
+    paper: ClassVar[str] = ""
+    """Who described the method, and where: authors, venue and year, arXiv number."""
+    in_rounds: ClassVar[bool] = True
+    """Whether a round takes in the replies of all that it asked."""
+    run: Run
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         names = "configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"
@@ -144,7 +151,6 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.model_spec, self.trained = {}, []
         self.membership = Membership(self.max_missed_rounds, self.client_keys)
         sampling = Sampling(
             fraction_train=self.fraction_train,
@@ -159,7 +165,17 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         if self.privacy is not None and privacy.is_central:
             bound = Bound(self, self.privacy.clip, clips=self.upload.kind == "mean")
         intake = Intake(self.membership, method, self.upload)
-        self.run = Run(self, self.membership, sampling, intake, bound, privacy)
+        self.run = Run(
+            self,
+            self.membership,
+            sampling,
+            intake,
+            bound,
+            privacy,
+            self.train_metrics_aggr_fn,
+            self.evaluate_metrics_aggr_fn,
+            self.wire_dtype,
+        )
         self._collected: dict[int, Arrays] | None = None
         self._known: dict[str, Array] = {}  # the global model, as whoever calls the hooks has it
         self._link = GridLink(
@@ -172,6 +188,29 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     # ------------------------------------------------------------------------------------------
     # Results
     # ------------------------------------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        """The method's name as its paper writes it."""
+        return type(self).__name__
+
+    @property
+    def form(self) -> str:
+        """Which form of the method runs, and what it changes against the paper: one sentence.
+
+        Empty where there is one form only. The log, results and captions show it.
+        """
+        return ""
+
+    @property
+    def model_spec(self) -> Spec:
+        """Names, shapes and dtypes of a model's arrays as they travel."""
+        return self.run.model_spec
+
+    @property
+    def trained(self) -> list[str]:
+        """Which of them the clients train; the others are their models' buffers."""
+        return self.run.trained
 
     @property
     def client_ids(self) -> list[int]:
@@ -238,7 +277,22 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     def models(self) -> Models:
         """Return all models of the run, for use or to `Models.save`."""
         self._need_state()
-        return gather(self, self.model_arrays, self._collected, self.run.layout.given)
+        return gather(
+            self,
+            self.model_arrays,
+            self._collected,
+            self.run.layout.given,
+            self.clusters(),
+            self.cluster_arrays(),
+        )
+
+    def clusters(self) -> NDArray[np.int64] | None:
+        """Return the cluster of every client, sorted by id; None where the method has none."""
+        return None
+
+    def cluster_arrays(self) -> list[ArrayRecord]:
+        """Return the model of every cluster, by its number in `clusters`; here there are none."""
+        return []
 
     def personal_models(self) -> dict[int, Arrays]:
         """Return the personal models by client; raise RuntimeError if there are none here."""

@@ -169,8 +169,10 @@ class Plain(NumPyClient):
         self.strategy, self.stamp = strategy, stamp
 
     def fit(self, parameters: Any, config: Any) -> Any:
-        handshake = config.get("handshake")
-        spec = self.strategy.handshake_spec() if handshake else self.strategy.upload_spec()
+        spec = self.strategy.upload_spec()
+        if config.get("handshake"):
+            asked = self.strategy.handshake([0])
+            spec = {} if asked is None else asked.spec
         # A length of -1 may be any.
         arrays = [np.zeros(np.maximum(shape, 1), dtype) for shape, dtype in spec.values()]
         return arrays, 10, {"loss": 1.0, "curvature": 1.0, **self.stamp}

@@ -7,7 +7,7 @@ equations are those of `FPFC` with one active client a round; the clients are `c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from ...maths.blocks import Arrays
 from ...maths.checks import NotNegative, WholeNumber
 from ...maths.penalties import Penalty
+from ...runtime.algorithm import Phase
 from ...runtime.arrivals import ArrivalLink
 from ...runtime.messages.records import Metrics
 from .fpfc import FPFC
@@ -138,10 +139,12 @@ class AsyncFPFC(FPFC):
         means = self.run.record.result.train_metrics_clientapp
         return {number: metrics[name] for number, metrics in means.items()}
 
-    def round_metrics(self) -> Metrics:
-        """Return how old the reply was, and the clock."""
+    def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
+        """Add how old a training's reply was, and the clock."""
         underway = self.run.underway
-        return {"staleness": underway.staleness, "clock": underway.clock}
+        if phase == "evaluate":
+            return means
+        return means | {"staleness": underway.staleness, "clock": underway.clock}
 
     def _waits_for_all(self) -> bool:
         return self.state.source.waits_for_all

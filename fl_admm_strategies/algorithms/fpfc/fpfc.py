@@ -33,7 +33,7 @@ from ...maths.clienttable import ClientTable, Row
 from ...maths.clustering import cluster_models
 from ...maths.pairs import PairwiseStore
 from ...maths.penalties import L1, MCP, Penalty
-from ...runtime.algorithm import OnClient
+from ...runtime.algorithm import Handshake, MembersChange, OnClient
 from ...runtime.messages.records import ClientInstruction, Reply, to_array_record
 from ...runtime.messages.schema import Instructions
 from ...runtime.trust.bound import Bound
@@ -207,9 +207,10 @@ class FPFC(FusionStrategy):
         """Start with the mean of the buffers."""
         return self.buffers.column(self.state.averaged_arrays)
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> Mapping[int, PathQuestion]:
+    def handshake(self, client_ids: Sequence[int]) -> Handshake[PathQuestion] | None:
         """Ask what the source of the penalty must know of clients."""
-        return self.state.source.handshake_instructions(client_ids)
+        questions = self.state.source.handshake_instructions(client_ids)
+        return Handshake(questions) if questions else None
 
     def train_instructions(self, server_round: int, client_ids: Sequence[int]) -> Messages:
         """Send what the source of the penalty asks: in FPFC's own rounds zeta_i, and phi."""
@@ -239,14 +240,15 @@ class FPFC(FusionStrategy):
                 self.buffers.keep(state.clients[client], reply.arrays)
         state.source.after_round(server_round, replies)
 
-    def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
-        """Give new clients pairs with all others, with v_ij = 0; omega_i comes with the update."""
-        mean = self.state.mean
-        self.state.pairs.add(places, np.tile(mean, (len(places), 1)))
+    def members_changed(self, change: MembersChange) -> None:
+        """Give new clients pairs with v_ij = 0 with all others, or drop those of gone clients.
 
-    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Drop the clients' models and their pairs."""
-        self.state.pairs.remove(rows)
+        omega_i of a new client comes with the update.
+        """
+        if change.joined:
+            self.state.pairs.add(change.rows, np.tile(self.state.mean, (len(change.rows), 1)))
+        elif change.left:
+            self.state.pairs.remove(change.rows)
 
     # ------------------------------------------------------------------------------------------
     # Models and clusters

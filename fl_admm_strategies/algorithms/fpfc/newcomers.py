@@ -19,6 +19,7 @@ from ...maths.clienttable import ClientRow, ClientTable, Row
 from ...maths.pairs import algebra
 from ...maths.penalties import Penalty
 from ...maths.schedules import EpochSchedule, StepSize, epochs_in, rate_in
+from ...runtime.algorithm import Handshake
 from ...runtime.messages.records import Reply
 from ...runtime.models import Models
 from ...runtime.sampled import SampledStrategy
@@ -149,15 +150,15 @@ class FPFCNewcomers(SampledStrategy):
         }
         return FPFCNewcomersState(omega, ClientTable(**columns, **self._buffers.column(arrays)))
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FPFCQuestion]:
+    def handshake(self, client_ids: Sequence[int]) -> Handshake[FPFCQuestion] | None:
         """Ask new clients for their loss under the model of every group."""
         if self.published:
-            return {}
+            return None
         models: Arrays = {}
         for k, model in enumerate(self.existing.clusters.values()):
             models |= prefixed(f"{k}/", {name: model[name] for name in self._travelling})
         question = FPFCQuestion(models, len(self.existing.clusters))
-        return dict.fromkeys(client_ids, question)
+        return Handshake(dict.fromkeys(client_ids, question))
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Start at the model of the group of least loss, with theta_ij = omega_i - omega_j.

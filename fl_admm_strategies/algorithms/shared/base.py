@@ -13,7 +13,7 @@ from ...maths.blocks import Arrays, Block, average, spec_of
 from ...maths.clienttable import ClientRow, ClientTable
 from ...maths.clustering import cluster_models
 from ...maths.consensus import Consensus
-from ...runtime.algorithm import OnClient
+from ...runtime.algorithm import MembersChange, OnClient
 from ...runtime.messages.records import Reply
 from ...runtime.sampled import SampledStrategy
 from ...runtime.uploads import Upload
@@ -72,13 +72,12 @@ class KeptMessages(SummedMessages):
         """Return the messages of some clients, shape (k, d)."""
         raise NotImplementedError
 
-    def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
-        """Take new clients into the mean, with w_i = w and pi_i = 0."""
-        self.state.consensus.join(len(client_ids))
-
-    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Take their messages out of the sum."""
-        self.state.consensus.rebuild(self._messages(self.client_ids))
+    def members_changed(self, change: MembersChange) -> None:
+        """Take new clients into the mean, with w_i = w and pi_i = 0, or messages out of the sum."""
+        if change.joined:
+            self.state.consensus.join(len(change.joined))
+        elif change.left:
+            self.state.consensus.rebuild(self._messages(self.client_ids))
 
 
 class SummedStrategy(ToldStrategy):
@@ -105,13 +104,10 @@ class SummedStrategy(ToldStrategy):
         last_accepted = self.membership.last_accepted.get(client, 0)
         return self.state.consensus.starting_point(last_accepted) is not None
 
-    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Begin again: nobody here knows the variables of those that have left."""
-        self.state.consensus.restart(self.last_round, len(self.membership))
-
-    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
-        """Begin again: nobody knows the variables that were lost."""
-        self.state.consensus.restart(server_round, len(self.membership))
+    def members_changed(self, change: MembersChange) -> None:
+        """Begin again: the variables of a client that left, or lost them, are not known here."""
+        if change.left or change.lost:
+            self.state.consensus.restart(change.server_round, len(self.membership))
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return the global model."""

@@ -23,7 +23,7 @@ from ...maths.blocks import Arrays
 from ...maths.checks import Positive, check_count, check_positive
 from ...maths.regularizers import Regularizer, check_regularizer
 from ...maths.seeds import seed_of, short
-from ...runtime.algorithm import OnClient
+from ...runtime.algorithm import OnClient, Phase
 from ...runtime.messages.records import Metrics
 from ...runtime.messages.schema import Instruction
 from ...runtime.trust.means import REPORTED
@@ -112,7 +112,6 @@ class CompletionStrategy(ToldStrategy):
     """
 
     kinds: ClassVar = {"personal": "users' and items' factors", "global": "items' factors"}
-    remedy: ClassVar = "a smaller init_scale"
 
     regularizer: Regularizer = field(kw_only=False)
     init_scale: Positive = 1.0
@@ -177,13 +176,13 @@ class CompletionStrategy(ToldStrategy):
         shared = {"factors": self.global_model(), **self.in_evaluations}
         return {client: FedMCFactors(**shared, **self.first_users(client)) for client in client_ids}
 
-    def evaluation_metrics(self, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
-        """Return Phi (17), the RMSE over all test ratings and the nonzeros, by the clients' sums.
+    def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
+        """Return of an evaluation Phi (17), the RMSE over all test ratings and the nonzeros.
 
         The mean of the clients' errors would weigh a client, not a rating, and a client without
         test ratings has part in Phi all the same.
         """
-        if not {"loss", "test-ratings", "squared-error"} <= means.keys():
+        if phase == "train" or not {"loss", "test-ratings", "squared-error"} <= means.keys():
             return means  # of clients that are not ours
         pooled, items = dict(means), self.item_factors
         (terms,), count = _totals(clients, "loss")

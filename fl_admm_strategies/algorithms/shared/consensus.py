@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, Block, pieces, weighted_average
 from ...maths.clienttable import ClientTable
-from ...runtime.algorithm import OnClient
+from ...runtime.algorithm import Handshake, MembersChange, OnClient, Phase
 from ...runtime.messages.records import STEP_SUM, ClientInstruction, Metrics, Reply
 from ...runtime.messages.schema import Instruction
 from ...runtime.uploads import Upload
@@ -221,11 +221,11 @@ class ConsensusMethod(ToldStrategy):
             arrays = {n: a.astype(self.wire_dtype).astype(a.dtype) for n, a in arrays.items()}
         return self._block.vector(arrays)
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
+    def handshake(self, client_ids: Sequence[int]) -> Handshake[ClientInstruction] | None:
         """Ask for n_i where the clients are weighted by it."""
         if self.weights == "uniform":
-            return {}
-        return {client: ClientInstruction({"nothing": {}}) for client in client_ids}
+            return None
+        return Handshake(dict.fromkeys(client_ids, ClientInstruction({"nothing": {}})))
 
     def new_client(self, client_id: int, reply: Reply | None) -> dict[str, Any]:
         """Start with alpha_i, at the present w."""
@@ -346,13 +346,13 @@ class ConsensusMethod(ToldStrategy):
             mean += state.w + changes / len(replies)
         return mean
 
-    def round_metrics(self) -> Metrics:
-        """Return the residuals of ADMM (Boyd et al., 2011, section 3.3).
+    def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
+        """Add the residuals of ADMM to those of a training (Boyd et al., 2011, section 3.3).
 
         ``primal-residual`` is the participants' mean distance of their copy from the w of their
         message; only with ``duals="strategy"``. ``dual-residual`` is rho times how far w moved.
         """
-        return self._residuals
+        return means | self._residuals if phase == "train" else means
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w, or a client's own model with its own buffers."""
@@ -366,21 +366,17 @@ class ConsensusMethod(ToldStrategy):
 
     # Joining and leaving
 
-    def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
-        """Count new clients, which begin at w."""
-        self.state.total += self._first_messages(self.state.w, len(client_ids))
+    def members_changed(self, change: MembersChange) -> None:
+        """Count new clients, which begin at w, and leave out those that are gone.
 
-    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Sum the others' messages; where the clients alone know them, all begin anew."""
-        if self._here:
+        Where the clients alone know their messages, all begin anew when one has left or lost its.
+        """
+        if change.joined:
+            self.state.total += self._first_messages(self.state.w, len(change.joined))
+        elif not self._here:
+            self._begin_anew(change.server_round)
+        elif change.left:
             self._rebuild()
-        else:
-            self._begin_anew(self.last_round)
-
-    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
-        """Let all begin anew where the clients alone hold their rows."""
-        if not self._here:
-            self._begin_anew(server_round)
 
     def _rebuild(self) -> None:
         self.state.total = np.zeros(self.state.w.shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...maths.blocks import Spec
 from ...runtime.messages.schema import Instruction
 from .models import ToldStrategy
 
@@ -38,7 +37,3 @@ class EveryoneTrains(ToldStrategy):
     def given_to(self, client_id: int) -> dict[str, Any]:
         """Return the arrays that a client uploads: none, or all (None)."""
         return super().given_to(client_id) | {"upload": [] if client_id in self._idle else None}
-
-    def upload_spec_of(self, client_id: int) -> Spec:
-        """Return an upload's arrays, of which clients that were not drawn have none."""
-        return {} if client_id in self._idle else self.upload_spec()

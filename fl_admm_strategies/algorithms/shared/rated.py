@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, Spec
 from ...maths.rated import RATED, RatedTable
+from ...runtime.algorithm import Handshake
 from ...runtime.messages.records import ClientInstruction, Reply
 from ...runtime.uploads import Upload
 from .consensus import ConsensusMethod, ConsensusState
@@ -48,15 +49,12 @@ class RatedRows(ConsensusMethod):
     def _columns(self, w: NDArray[Any], averaged: Arrays) -> dict[str, Any]:
         return super()._columns(w, averaged) if self.rows == "all" else {}
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
+    def handshake(self, client_ids: Sequence[int]) -> Handshake[ClientInstruction] | None:
         """Ask every client which items it rated, where rows are by that."""
         if self.rows == "all":
-            return super().handshake_instructions(client_ids)
-        return {client: ClientInstruction({"nothing": {}}) for client in client_ids}
-
-    def handshake_spec(self) -> Spec:
-        """Return the shape of what says which items are rated."""
-        return {RATED: (self._shape[1:], np.dtype(np.bool_))} if self.rows == "rated" else {}
+            return super().handshake(client_ids)
+        questions = dict.fromkeys(client_ids, ClientInstruction({"nothing": {}}))
+        return Handshake(questions, {RATED: (self._shape[1:], np.dtype(np.bool_))})
 
     def new_client(self, client_id: int, reply: Reply | None) -> dict[str, Any]:
         """Start with the items that it rated."""
@@ -72,12 +70,18 @@ class RatedRows(ConsensusMethod):
         model = {self._name: np.ascontiguousarray(self._v[:, items])}
         return own | {"model": model, "rated_only": True}
 
-    def upload_spec_of(self, client_id: int) -> Spec:
+    def upload_spec(self) -> Spec:
         """Return the shape of a client's copy of V, or of the columns that it rated."""
         if self.rows == "all":
-            return self.upload_spec()
-        count = len(self.state.clients.rated(client_id).items)
-        return {self._name: ((self._shape[0], count), self._block.dtype)}
+            return super().upload_spec()
+        return {self._name: ((self._shape[0], -1), self._block.dtype)}
+
+    def check_reply(self, client_id: int, reply: Reply) -> None:
+        """Raise ValueError if an upload is not of the items that the client rated."""
+        if self.rows == "rated":
+            count = len(self.state.clients.rated(client_id).items)
+            if (found := reply.arrays[self._name].shape[1]) != count:
+                raise ValueError(f"it uploaded {found} items, expected {count}")
 
     @property
     def upload(self) -> Upload:

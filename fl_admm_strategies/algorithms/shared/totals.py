@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from ...maths.blocks import Arrays, Spec
+from ...runtime.algorithm import MembersChange
 from ...runtime.messages.records import ClientInstruction
 from .models import ToldStrategy
 
@@ -60,10 +61,7 @@ class TotalsStrategy(ToldStrategy):
         """Measure an upload from 0."""
         return {}
 
-    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Begin again: nobody can take the part of those that have left out of the sums."""
-        self.state.totals.restart(self.last_round)
-
-    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
-        """Begin again: nobody knows the part that was lost."""
-        self.state.totals.restart(server_round)
+    def members_changed(self, change: MembersChange) -> None:
+        """Begin again where a client's part is lost: it cannot be taken out of the sums."""
+        if change.left or change.lost:
+            self.state.totals.restart(change.server_round)

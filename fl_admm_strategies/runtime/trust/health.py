@@ -52,8 +52,8 @@ class Health:
 
     Parameters
     ----------
-    method, remedy : str
-        The method's name, and its setting to change where a run diverges.
+    method : str
+        The method's name.
 
     Attributes
     ----------
@@ -63,8 +63,8 @@ class Health:
         How many of the last rounds had none.
     """
 
-    def __init__(self, method: str, remedy: str) -> None:
-        self.advice = f"Give {method} {remedy}"
+    def __init__(self, method: str) -> None:
+        self.advice = f"Give {method} smaller steps (lr), or a stronger pull to the common model"
         self.begin()
 
     def begin(self) -> None:

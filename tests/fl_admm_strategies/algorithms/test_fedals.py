@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from clients import FedALSClient
 from fl_admm_strategies import FedALS
 from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
+from fl_admm_strategies.runtime.algorithm import MembersChange
 from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, Federation, dense, initial, ratings
 
 LAM, GAMMA, CONFIDENCE = 0.3, 0.5, 2.0
@@ -108,7 +109,7 @@ def test_when_a_client_leaves_the_others_begin_the_sums_anew() -> None:
         here.round(server_round)
     before = here.strategy.item_factors.copy()
     strategy = here.strategy
-    strategy.remove_clients([1], [1])
+    strategy.members_changed(MembersChange(server_round=strategy.last_round, left=[1], rows=[1]))
     assert strategy.state.totals.began_in == 2
     here.round(3, [0, 2, 3, 4])  # client 1 is gone
     items = central_items(central_users([0, 2, 3, 4], before, "explicit"), "explicit")

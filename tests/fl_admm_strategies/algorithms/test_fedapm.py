@@ -455,7 +455,7 @@ def test_the_residuals_are_those_of_the_round() -> None:
         gaps.append(np.mean([np.linalg.norm(r.arrays["u"] - w) for r in replies.values()]))
         update(server_round, replies)
         moved = 0.7 * np.linalg.norm(strategy.state.w - w)
-        assert strategy.round_metrics() == {
+        assert strategy.metrics("train", {}, {}) == {
             "primal-residual": pytest.approx(gaps[-1], rel=1e-12),
             "dual-residual": pytest.approx(moved, rel=1e-12),
         }

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from clients import FedEASEClient, client_app, rank
 from fl_admm_strategies import ClientDP, FedEASE, InProcessGrid, initial_item_weights
 from fl_admm_strategies.algorithms.fedease import ease_weights
+from fl_admm_strategies.runtime.algorithm import MembersChange
 from tests.support.ratings import NUM_ITEMS, dense, new_context, ratings
 from tests.support.refusals import refused
 
@@ -61,7 +62,7 @@ def test_clients_are_counted_once_whenever_they_take_part() -> None:
 
 def test_when_a_client_leaves_all_are_counted_again() -> None:
     strategy = started()
-    strategy.remove_clients([2], [2])
+    strategy.members_changed(MembersChange(server_round=strategy.last_round, left=[2], rows=[2]))
     assert all(strategy.is_fresh(client) for client in range(CLIENTS))
     assert not strategy.state.totals.sums["pairs"].any()
 

@@ -272,7 +272,7 @@ def test_it_stops_at_the_first_stationary_point_and_reports_the_true_gradient(ki
         x = strategy.state.point
         squares.append(float(np.sum(gradient(losses, x) ** 2)))
         mean = np.mean([loss.value_and_gradient(x)[0] for loss in losses])  # uniform weights (5)
-        found = strategy.round_metrics()
+        found = strategy.metrics("train", {}, {})
         assert found["objective"] == pytest.approx(mean, rel=1e-10)
         assert found["squared-gradient"] == pytest.approx(squares[-1], rel=1e-10)
 
@@ -301,7 +301,7 @@ def test_a_missing_client_counts_with_its_last_message(kind: str) -> None:
             printed.iterates[4], printed.duals[4], printed.messages[4] = before
         found = strategy.state.clients.column("z")
         np.testing.assert_allclose(found, printed.messages, atol=1e-12)
-        assert ("objective" in strategy.round_metrics()) == (not failed)
+        assert ("objective" in strategy.metrics("train", {}, {})) == (not failed)
 
     grid = grid_of(losses, spoil=dict.fromkeys((2, 3), lose))
     run(losses, 7, on_round=compare, grid=grid, hessian=kind, t=0.3, local_steps=2)

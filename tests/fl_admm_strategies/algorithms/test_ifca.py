@@ -147,7 +147,7 @@ def test_models_are_drawn_like_the_first_and_by_the_seed() -> None:
 
     def models(**settings: Any) -> list[Any]:
         strategy = ifca(3, initial_models=None, **settings)
-        strategy.trained = ["a", "b"]
+        strategy.run.layout.trained = ["a", "b"]
         return strategy.init_state({"a": first, "b": zeros}).clusters.models
 
     drawn = models(seed=1)

@@ -25,7 +25,7 @@ def watched(
     losses: Sequence[float], caplog: pytest.LogCaptureFixture, *, start: float = START
 ) -> list[str]:
     """Return the warnings over rounds of two clients with these training losses."""
-    health = Health("FedGiA", "a larger t")
+    health = Health("FedGiA")
     for server_round, loss in enumerate(losses, start=1):
         first = {"initial-loss": start} if server_round == 1 else {}
         replies = {c: Reply({}, 10.0, {"loss": loss, **first}, 0.0) for c in (0, 1)}
@@ -48,7 +48,7 @@ def watched(
 )
 def test_a_loss_above_its_start_is_said_once(losses, server_round, caplog):
     (said,) = watched(losses, caplog)
-    assert names(said, f"round {server_round}", 2.3, "may diverge", "FedGiA a larger t")
+    assert names(said, f"round {server_round}", 2.3, "may diverge", "FedGiA smaller steps")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_loss_may_be_negative(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_clients_are_compared_with_their_own_start(caplog: pytest.LogCaptureFixture) -> None:
     # Client 1, whose loss is large from the start, takes part from the third round on.
-    health = Health("FedADMM", "a smaller lr")
+    health = Health("FedADMM")
     for server_round in range(1, 9):
         client, start, loss = (0, 1.0, 0.5) if server_round < 3 else (1, 40.0, 20.0)
         metrics = {"loss": loss} | ({"initial-loss": start} if server_round in (1, 3) else {})
@@ -88,7 +88,7 @@ def test_clients_are_compared_with_their_own_start(caplog: pytest.LogCaptureFixt
 def test_one_client_of_several_does_not_spend_the_warning(
     said: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    health = Health("FedADMM", "a smaller lr")
+    health = Health("FedADMM")
     for server_round in range(1, 9):
         first = {"initial-loss": START} if server_round == 1 else {}
         losses = {0: said, 1: 2.0, 2: 1.9}
@@ -128,9 +128,9 @@ def run(strategy: StatefulStrategy, client_class: Any, rounds: int = 8) -> State
 
 
 SETTINGS: list[tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = [
-    (FedADMM, FedADMMClient, {}, {"lr": 0.4}, "FedADMM a smaller lr"),
-    (FLAME, FLAMEClient, {}, {"lr": 0.4}, "FLAME a smaller lr"),
-    (FedGiA, FedGiAClient, {}, {"t": 0.15}, "FedGiA a larger t"),
+    (FedADMM, FedADMMClient, {}, {"lr": 0.4}, "FedADMM smaller steps"),
+    (FLAME, FLAMEClient, {}, {"lr": 0.4}, "FLAME smaller steps"),
+    (FedGiA, FedGiAClient, {}, {"t": 0.15}, "FedGiA smaller steps"),
 ]
 
 
