@@ -352,7 +352,8 @@ class ConsensusMethod(ToldStrategy):
         ``primal-residual`` is the participants' mean distance of their copy from the w of their
         message; only with ``duals="strategy"``. ``dual-residual`` is rho times how far w moved.
         """
-        return means | self._residuals if phase == "train" else means
+        found = super().metrics(phase, clients, means)
+        return found | self._residuals if phase == "train" else found
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w, or a client's own model with its own buffers."""

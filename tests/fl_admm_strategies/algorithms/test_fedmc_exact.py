@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fl_admm_strategies import FedMCADMM
 from fl_admm_strategies.maths.rated import RATED
 from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
+from fl_admm_strategies.runtime.algorithm import MembersChange
 from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, Federation, dense, initial, ratings
 from tests.support.refusals import refused
 
@@ -115,11 +116,13 @@ def test_rated_rows_of_clients_that_join_and_leave() -> None:
             run.round(server_round, [*range(NUM_CLIENTS)])
         strategy = run.strategy
         strategy.state.clients.remove([3], 2)
-        strategy.membership.reset([3])  # it begins anew on its side as well
+        strategy.membership.mark_lost([3])  # it begins anew on its side as well
         mask = np.zeros(NUM_ITEMS, np.bool_)
         mask[run.train[3].items] = True
         strategy.state.clients.insert({3: {RATED: mask} if rows == "rated" else {}})
-        strategy.remove_clients([3], [3])
+        strategy.members_changed(
+            MembersChange(server_round=strategy.last_round, left=[3], rows=[3])
+        )
         run.round(3, [*range(NUM_CLIENTS)])
         results.append(run.strategy.item_factors)
     np.testing.assert_allclose(*results, rtol=1e-10)
