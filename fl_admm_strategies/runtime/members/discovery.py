@@ -181,29 +181,28 @@ class Discovery:
             If no node has an app that could take part: it cannot be loaded, or is one of the legacy
             API.
         """
-        wait, known, heard_at = Wait(timeout), (0, 0), time.monotonic()
+        wait = Wait(timeout)
         while True:
             self._look(nodes)
             self._check_apps()
-            if known != (known := (len(self._connected), len(self._identities))):
-                heard_at = time.monotonic()
+            wait.hear((len(self._connected), len(self._identities)))
             found = len(self.connected)
             missing = sorted(set(wanted).difference(self.connected))
             silent = sorted(self._connected - self._identities.keys())
             needed = max(at_least, len(wanted) or self.announced)
-            if found >= needed and not (missing or silent):
-                break
-            is_late = wait.remaining <= 0
-            quiet = time.monotonic() - heard_at >= _QUIET * timeout
-            in_vain = quiet and silent and found + len(silent) >= needed
+            if found >= needed and not missing and not silent:
+                return
             enough = found >= at_least and (allow_missing or not missing)
-            if enough and (is_late or in_vain):
+            only_silent = bool(silent) and found + len(silent) >= needed
+            if enough and (wait.is_over or (only_silent and wait.is_quiet)):
                 self._warn_of_missing(found, 0 if wanted else needed, silent)
-                break
-            if is_late:
-                absent = f" The saved run's clients {listing(missing)} are missing." * bool(missing)
-                unheard = f" Nodes {listing(silent)} did not say which clients they host."
-                unheard *= bool(silent)
+                return
+            if wait.is_over:
+                absent = unheard = ""
+                if missing:
+                    absent = f" The saved run's clients {listing(missing)} are missing."
+                if silent:
+                    unheard = f" Nodes {listing(silent)} did not say which clients they host."
                 raise TimeoutError(
                     f"Waited {timeout:g} s: {found} clients on {len(self._connected)} nodes "
                     f"connected, the strategy needs {needed}.{absent} In a "
@@ -212,7 +211,7 @@ class Discovery:
                     "SuperNodes, or lower min_available_nodes, or raise node_timeout."
                     f"{unheard}{self._trouble}"
                 )
-            wait.go_on(found, needed, missing, silent)
+            wait.go_on(found, needed)
 
     def _warn_of_missing(self, found: int, needed: int, silent: Sequence[int]) -> None:
         """Say without whom a run begins, of so many that most nodes say there are."""
@@ -280,7 +279,7 @@ class Discovery:
             found = len(self.connected)
             if found >= at_least:
                 return moved
-            if wait.remaining <= 0:
+            if wait.is_over:
                 raise TimeoutError(
                     f"Waited {timeout:g} s: {found} of the run's {len(self.node_of)} clients are "
                     f"connected, the strategy needs {at_least}. Start the missing SuperNodes, or "
@@ -369,21 +368,29 @@ class Wait:
     """Some seconds in which a user hears now and then what is being waited for."""
 
     def __init__(self, timeout: float) -> None:
-        self._end = time.monotonic() + timeout
-        self._next_report = time.monotonic() + _REPORT_EVERY
+        self._began = self._heard_at = time.monotonic()
+        self._timeout = timeout
+        self._known: object = None
+        self._next_report = self._began + _REPORT_EVERY
 
     @property
-    def remaining(self) -> float:
-        """Seconds that are left."""
-        return self._end - time.monotonic()
+    def is_over(self) -> bool:
+        """Whether the seconds have passed."""
+        return time.monotonic() >= self._began + self._timeout
 
-    def go_on(
-        self, found: int, needed: int, missing: Sequence[int] = (), silent: Sequence[int] = ()
-    ) -> None:
-        """Sleep a little; now and then say how many clients there are and who is missing."""
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing new was heard for a share of them."""
+        return time.monotonic() >= self._heard_at + _QUIET * self._timeout
+
+    def hear(self, known: object) -> None:
+        """Note what is known; what differs from the last time is news."""
+        if known != self._known:
+            self._known, self._heard_at = known, time.monotonic()
+
+    def go_on(self, found: int, needed: int) -> None:
+        """Sleep a little; now and then say how many clients there are."""
         if time.monotonic() >= self._next_report:
             self._next_report += _REPORT_EVERY
-            whom = f", {listing(missing)} not yet" if missing else ""
-            whom += f"; nodes {listing(silent)} have not said which they host" if silent else ""
-            log(INFO, "waiting for clients: %s of %s connected%s", found, needed, whom)
-        time.sleep(min(0.1, max(self.remaining, 0.0)))
+            log(INFO, "waiting for clients: %s of %s connected", found, needed)
+        time.sleep(min(0.1, self._timeout))
