@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Context
 from numpy.typing import NDArray
 
 from clients import FedEASEClient, client_app, rank
-from fl_admm_strategies import ClientDP, FedEASE, InProcessGrid, initial_item_weights
+from fl_admm_strategies import FedEASE, InProcessGrid, initial_item_weights
 from fl_admm_strategies.algorithms.fedease import ease_weights
 from fl_admm_strategies.runtime.algorithm import MembersChange
 from tests.support.ratings import NUM_ITEMS, dense, new_context, ratings
@@ -75,14 +75,6 @@ def test_a_user_counts_with_the_norm_of_the_clip_at_most() -> None:
         total += one * min(1, 1.5 / norm) if norm else 0
     found = started(user_clip=1.5).state.totals.sums["pairs"]
     np.testing.assert_allclose(found, total, rtol=1e-5)
-
-
-def test_noise_of_client_dp_is_in_the_sum() -> None:
-    pytest.importorskip("dp_accounting")
-    dp = ClientDP(clip=1e3, noise_multiplier=1e-3, delta=1e-3)
-    exact, noisy = started(), started(privacy=dp)
-    moved = noisy.state.totals.sums["pairs"] - exact.state.totals.sums["pairs"]
-    assert 0.5 < moved.std() < 1.6  # 28 numbers of standard deviation 1
 
 
 def test_what_an_evaluation_reports() -> None:

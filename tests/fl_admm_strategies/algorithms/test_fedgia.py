@@ -146,16 +146,6 @@ def test_the_trajectory_is_that_of_the_printed_algorithm(losses, kind, duals):
     assert len(rounds) == 8
 
 
-@pytest.mark.slow
-@KINDS
-def test_the_fixed_point_solves_the_normal_equations(kind: str) -> None:
-    losses = regression()
-    a = sum(loss.matrix.T @ loss.matrix / loss.num_examples for loss in losses)
-    b = sum(loss.matrix.T @ loss.targets / loss.num_examples for loss in losses)
-    x = run(losses, 150, hessian=kind, t=0.5).global_arrays["x"].numpy()
-    np.testing.assert_allclose(x, np.linalg.solve(a, b), atol=1e-10)
-
-
 @KINDS
 @pytest.mark.parametrize("num_clients", [3, 6])
 def test_very_many_steps_are_gradient_descent(kind: str, num_clients: int) -> None:

@@ -11,16 +11,7 @@ from fl_admm_strategies import SquaredL2
 from tests.support.ratings import new_context, ratings
 from tests.support.refusals import refused
 
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        clients.FedALSClient,
-        clients.FedEASEClient,
-        clients.FedMAvgClient,
-        clients.FedMCADMMClient,
-        clients.FedMGSClient,
-    )
-}
+KINDS = {kind.__name__: kind for kind in (clients.FedALSClient, clients.FedEASEClient)}
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -86,16 +86,6 @@ def test_the_personal_phase_computes_shared_features_once_and_ends_at_the_same_b
     assert all(torch.equal(one, other) for one, other in zip(new, old, strict=True))
 
 
-def test_batches_of_one_sample_agree_to_rounding() -> None:
-    model = freeze(network())
-    inputs, targets = samples()
-    once = frozen_layers_applied(problem(model, Minibatches(inputs, targets, 8)))
-    assert isinstance(once.loader, Minibatches)
-    (made, _), rest = once.loader.dataset.tensors, once.model
-    for feature, sample in zip(made, inputs, strict=True):
-        assert torch.allclose(rest(feature[None]), model(sample[None]), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "model",
     [
