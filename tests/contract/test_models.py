@@ -358,7 +358,7 @@ def test_half_precision_travels_as_float32_and_is_given_back_as_it_was() -> None
 @pytest.mark.parametrize(
     ("case", "model"),
     pairs(
-        [case_of(name) for name in ("FedADMM", "FedAPM", "LpProjADMM", "Ditto")],
+        [case_of(name) for name in ("FLAME", "FedAPM", "LpProjADMM", "Ditto")],
         ["batch-norm", "tied", "lora", "bfloat16"],
     ),
 )

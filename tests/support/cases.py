@@ -158,7 +158,7 @@ lp_proj = partial(library.LpProjADMM, lam=1.0, rho=0.2, lr=0.5, dimension=3)
 
 CASES = [
     admm("FPFC", partial(fpfc, SCAD, **STEPS), of.FPFCClient),
-    admm("FedAPM", partial(fedapm, "^head", personal_epochs=1), of.FedAPMClient, keeps=True),
+    admm("FedADMM", partial(fedadmm, **ONE_EPOCH), of.FedADMMClient),
     completed("FedMC-ADMM", partial(fedmc, REGULARIZER)),
     admm(
         "FedGiA-gram",
@@ -172,7 +172,7 @@ CASES = [
     form("FPFC-head", partial(fpfc, SCAD, clustered="^head", **STEPS), of.FPFCClient),
     form("FPFC-auto", partial(fpfc, **STEPS), of.FPFCClient),
     form("FPFC-path", partial(fpfc, PATH, **STEPS), of.FPFCClient, shakes_hands=True),
-    form("FedADMM", partial(fedadmm, **ONE_EPOCH), of.FedADMMClient),
+    form("FedAPM", partial(fedapm, "^head", personal_epochs=1), of.FedAPMClient, keeps=True),
     form(
         "FedADMM-published",
         partial(fedadmm, published=True, rho=0.1, **ONE_EPOCH),
