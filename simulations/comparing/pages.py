@@ -1,10 +1,9 @@
-"""A report's parts as Markdown, which is also the page, and its tables for LaTeX."""
+"""A report's parts as Markdown, which is also the page."""
 
 from __future__ import annotations
 
 import base64
 import html
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -82,20 +81,3 @@ def as_html(title: str, parts: Sequence[Part]) -> str:
         f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"{page}</body>\n</html>\n"
     )
-
-
-def as_latex(parts: Sequence[Part]) -> str:
-    """Return the tables as LaTeX, for a document that uses the package booktabs."""
-    from pandas import DataFrame
-
-    tables = [
-        DataFrame(grid.rows, columns=grid.headers).to_latex(
-            index=False,
-            caption=re.sub(r"([&%$#_{}])", r"\\\1", grid.caption),
-            column_format="l" * grid.names + "r" * (len(grid.headers) - grid.names),
-            escape=True,
-        )
-        for grid in parts
-        if isinstance(grid, Grid)
-    ]
-    return "\n".join(["% Needs \\usepackage{booktabs}.", *tables])

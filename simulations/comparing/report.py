@@ -92,7 +92,6 @@ def write_report(comparison: ComparisonPlan, outcomes: Sequence[Outcome], out: P
     texts = {
         PAGE: pages.as_html(title, parts),
         "report.md": pages.as_markdown(title, parts),
-        "tables.tex": pages.as_latex(parts),
         "cells.csv": report.cells_csv(),
         "curves.csv": report.curves_csv(),
     }

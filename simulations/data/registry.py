@@ -14,12 +14,11 @@ from fl_admm_strategies.maths.checks import rules_of
 
 from ..settings.imported import imported, is_import
 from ..settings.wording import unknown
-from .digits import digits_swap
 from .federated import FederatedData, check
 from .files import data_root as resolve_root
 from .har import uci_har
 from .housing_bodyfat import housing_bodyfat
-from .images import cifar10, digits, images_swap, mnist_family
+from .images import cifar10, digits, digits_swap, images_swap, mnist_family
 from .partitioned import partitioned
 from .ratings import MOVIELENS, RatingsData, movielens, synthetic_ratings
 from .synthetic import SCENARIOS, synthetic

@@ -35,7 +35,7 @@ _METRICS = {
 }
 
 
-class FactorModel(Section):
+class FactorModelSettings(Section):
     """The table ``[model]`` of ratings."""
 
     name: Literal["factors"]
@@ -51,7 +51,7 @@ class FactorProblem(Problem):
     """Predict the ratings that are missing, M = U V, or what a user would like."""
 
     data_type: ClassVar[type] = RatingsData
-    model_table: ClassVar[type[Section]] = FactorModel
+    model_table: ClassVar[type[Section]] = FactorModelSettings
     needs: ClassVar[frozenset[str]] = frozenset({"train", "mean", "std"})
     gives: ClassVar[frozenset[str]] = needs | {"test", "rank_at", "relevant"}
 

@@ -58,9 +58,9 @@ from fl_admm_strategies.maths.grouping import (
     smallest_distance,
 )
 from fl_admm_strategies.maths.pairs import Groups, PairwiseStore
-from simulations.data.digits import digits_swap
 from simulations.data.federated import FederatedData, Samples
 from simulations.data.housing_bodyfat import housing_bodyfat
+from simulations.data.images import digits_swap
 from simulations.data.synthetic import synthetic
 
 FEW = 4
