@@ -1,10 +1,10 @@
 """Which epsilon costs what accuracy: `ClientDP` in FedAvg, FedADMM and Ditto, on digits and HAR.
 
-Run with `python -m tests.benchmarks.privacy --out docs/results/privacy --plot docs/privacy.svg` in
-the repository: ten minutes of one processor. It needs the extra `privacy`, and reads files
-of data from $FL_ADMM_DATA. For one seed all runs have the same data, initial model, clients and
-batches. Every run becomes a line of OUT/curve.csv; one that stands there already is not repeated.
-Then a markdown table is printed: mean and standard deviation over the seeds.
+Run with `python -m tests.benchmarks.privacy --out docs/results/privacy` in the repository: ten
+minutes of one processor. It needs the extra `privacy`, and reads files of data from $FL_ADMM_DATA.
+For one seed all runs have the same data, initial model, clients and batches. Every run becomes a
+line of OUT/curve.csv; one that stands there already is not repeated. Then a markdown table is
+printed: mean and standard deviation over the seeds.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Method:
 
 METHODS = {
     "FedAvg": Method("FedAvg", "SGDClient"),
-    "FedADMM": Method("FedADMM", settings={"rho": 0.1}),
+    "FedADMM": Method("FedADMM", settings={"rho": 0.1, "duals": "client"}),
     "Ditto": Method("Ditto"),
     "FedAvg, noise at the clients": Method("FedAvg", "SGDClient", noise_at="client"),
 }
@@ -168,74 +168,33 @@ def run(name: str, title: str, noise: float | None, seed: int) -> list[Line]:
     ]
 
 
-def label(line: Line) -> str:
-    """Return what a table or a legend calls a line."""
-    return line.method if line.kind == "global" else f"{line.method}, {line.kind}"
-
-
-def grouped(lines: Sequence[Line]) -> dict[str, dict[str, dict[float | None, list[Line]]]]:
-    """Return lines by problem, label and noise, in the order of the methods; Ditto's personal."""
-    found: Any = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    for line in sorted(lines, key=lambda line: [*METHODS].index(line.method)):
-        if (line.method, line.kind) == ("Ditto", "global"):
-            continue  # FedAvg's
-        noise = None if math.isnan(line.noise) else line.noise
-        found[line.problem][label(line)][noise].append(line)
-    return found  # type: ignore[no-any-return]
-
-
 def table(lines: Sequence[Line]) -> list[str]:
     """Return the lines of a markdown table: a row for each problem and noise."""
+    found = defaultdict(list)
+    for line in lines:
+        if (line.method, line.kind) != ("Ditto", "global"):  # which is FedAvg's
+            name = line.method if line.kind == "global" else f"{line.method}, {line.kind}"
+            found[line.problem, str(line.noise), name].append(line)
     shown: list[str] = []
-    for name, methods in grouped(lines).items():
-        heads = " | ".join(methods)
-        shown += [
-            "",
-            f"| {PROBLEMS[name].title}: z | ε | {heads} |",
-            "|---" * (2 + len(methods)) + "|",
-        ]
+    for problem in dict.fromkeys(problem for problem, _, _ in found):
+        names = list(dict.fromkeys(name for of, _, name in found if of == problem))
+        shown += ["", f"| {PROBLEMS[problem].title}: z | ε | {' | '.join(names)} |"]
+        shown.append("|---" * (2 + len(names)) + "|")
         for noise in NOISE:
-            rows = [by_noise[noise] for by_noise in methods.values()]
+            rows = [found[problem, str(math.nan if noise is None else noise), n] for n in names]
             epsilon = mean(line.epsilon for line in rows[0])
-            first = ["no privacy" if noise is None else f"{noise:g}"]
-            first += ["∞" if math.isinf(epsilon) else f"{epsilon:.3g}"]
             cells = [spread([line.accuracy for line in row]) for row in rows]
-            shown.append(f"| {' | '.join([*first, *cells])} |")
+            first = "no privacy" if noise is None else f"{noise:g}"
+            shown.append(f"| {' | '.join([first, f'{epsilon:.3g}', *cells])} |")
     return shown
 
 
-def plot(lines: Sequence[Line], path: Path) -> None:
-    """Draw accuracy over epsilon, with the range over the seeds."""
-    from matplotlib.figure import Figure
-
-    problems = grouped(lines)
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axes = figure.subplots(1, len(problems), squeeze=False)[0]
-    for axis, (name, methods) in zip(axes, problems.items(), strict=True):
-        for number, (title, by_noise) in enumerate(methods.items()):
-            noisy = {noise: by_noise[noise] for noise in NOISE if noise}
-            epsilons = [mean(line.epsilon for line in row) for row in noisy.values()]
-            heights = [[line.accuracy for line in row] for row in noisy.values()]
-            means = [mean(row) for row in heights]
-            axis.plot(epsilons, means, "o-", ms=4, color=f"C{number}", label=title)
-            low, high = [min(row) for row in heights], [max(row) for row in heights]
-            axis.fill_between(epsilons, low, high, color=f"C{number}", alpha=0.15, lw=0)
-            axis.axhline(
-                mean(line.accuracy for line in by_noise[None]), color=f"C{number}", ls=":", lw=1
-            )
-        axis.set(xscale="log", xlabel="ε of a client", title=PROBLEMS[name].title)
-    axes[0].set_ylabel("accuracy in %")
-    axes[-1].legend(fontsize=7)
-    figure.savefig(path, metadata={"Date": None})
-
-
 def main() -> None:
-    """Run what is not there yet, print the tables, and draw the plot."""
+    """Run what is not there yet, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="problems and methods; without, all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/privacy"))
-    parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
     prepare()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -255,8 +214,6 @@ def main() -> None:
                     append(path, found)
                     lines += found
     print("\n".join(table(lines)))
-    if given.plot:
-        plot(lines, given.plot)
 
 
 if __name__ == "__main__":
