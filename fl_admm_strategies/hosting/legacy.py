@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from functools import partial
 from inspect import signature
+from threading import Thread
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
@@ -26,7 +26,6 @@ from ..runtime.messages import records as wire
 from ..runtime.messages.packing import pack_replies, unpack_instructions
 from ..runtime.messages.records import RawReply
 from ..runtime.strategy import StatefulStrategy
-from .background import in_background
 from .grid import LocalGrid
 
 _DEFAULT_TIMEOUT = 3600.0  # seconds, that of `StatefulStrategy.start`
@@ -137,7 +136,10 @@ class ProxyGrid(LocalGrid):
         return nodes
 
     def _submit(self, message: Message) -> Future[Message]:
-        return in_background(partial(self._reply, message))
+        reply: Future[Message] = Future()
+        # A thread that does not keep the process alive, as those of a pool would.
+        Thread(target=lambda: reply.set_result(self._reply(message)), daemon=True).start()
+        return reply
 
     def _reply(self, message: Message) -> Message:
         try:
