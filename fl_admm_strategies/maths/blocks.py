@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Arrays = dict[str, NDArray[Any]]
 """Named arrays of one model, in the order of the model's ``state_dict``."""
 
-PIECE = 2**16
+PIECE = 2**14
 """Numbers of a vector that are worked on at a time."""
 
 _AS_SAVED = (

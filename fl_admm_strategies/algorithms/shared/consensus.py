@@ -305,31 +305,30 @@ class ConsensusMethod(ToldStrategy):
     def _moved(self, replies: Mapping[int, Reply]) -> NDArray[np.float64]:
         """Move the participants' rows, by the rules of their messages; return the mean for w."""
         state, mean = self.state, np.empty(self.state.w.shape)
-        clients = [
-            (
-                self.rule.read(str(reply.asked.config["rule"])),
-                self._row(client),
-                state.clients[client],
-                self.uploaded(reply),
-            )
+        sent = {client: str(reply.asked.config["rule"]) for client, reply in replies.items()}
+        rules = {text: self.rule.read(text) for text in {*sent.values()}}
+        turns = [
+            (rules[sent[client]], self._row(client), state.clients[client], self.uploaded(reply))
             for client, reply in replies.items()
         ]
-        squares = [0.0] * len(clients)
+        squares = [0.0] * len(turns)
         for part in pieces(len(mean)):  # of all clients, so that the sums stay in the cache
             w, total, gaps = state.w[part], state.total[part], np.zeros(len(mean[part]))
-            for place, (rule, row, kept, upload) in enumerate(clients):
+            for place, (rule, row, kept, upload) in enumerate(turns):
                 old = rule.part(row, part)
                 new = rule.move(old, upload[part], w)
-                total -= rule.message(old)
-                total += rule.message(new)
                 gap = rule.copy(new) - w
-                gaps += gap
                 squares[place] += float(gap @ gap)
+                gaps += gap
+                if self.published:
+                    total += rule.message(new) - rule.message(old)
                 for name in rule.vectors:
                     getattr(kept, name)[part] = getattr(new, name)
-            mean[part] = total / len(self.membership)
-            if not self.published:
-                mean[part] += w + gaps / len(clients)
+            if self.published:
+                mean[part] = total / len(self.membership)
+            else:  # pi_i/rho changes by the client's copy less w
+                total += gaps
+                mean[part] = total / len(self.membership) + w + gaps / len(turns)
         distances = [math.sqrt(square) for square in squares]
         self._residuals = {"primal-residual": sum(distances) / len(distances)}
         return mean
@@ -341,8 +340,7 @@ class ConsensusMethod(ToldStrategy):
             changes += self._block.vector(reply.arrays)
         state.total = state.total + changes
         mean: NDArray[np.float64] = state.total / len(self.membership)
-        # By default a message is pi_i/rho, which changes by the client's copy less w.
-        if not self.published:
+        if not self.published:  # pi_i/rho changes by the client's copy less w
             mean += state.w + changes / len(replies)
         return mean
 

@@ -12,7 +12,7 @@ class, so both get the same bits from the same numbers.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -75,7 +75,7 @@ class Rule:
 
     def text(self) -> str:
         """Return the numbers as they travel; JSON keeps all bits of a float."""
-        return json.dumps(asdict(self))
+        return json.dumps(vars(self))
 
     @classmethod
     def read(cls, text: str) -> Self:
