@@ -77,10 +77,6 @@ class FedAPMClient(ProximalClient, SplitClient[Any]):
         models = {"personal": shared | turn.block.arrays(turn.row.u), "global": shared}
         return (yield from self.evaluate_models(models))
 
-    def personal_arrays(self) -> Arrays:
-        """Return v_i and u_i, the client's own model after its last training: a ``state_dict``."""
-        return self.model_arrays.complete(self.own_model(self.memory.latest()))
-
     def own_model(self, kept: Arrays) -> Arrays:
         """Return v_i and u_i."""
         return super().own_model(kept | prefixed(BUFFERS, under(V, kept)))

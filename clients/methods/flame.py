@@ -76,10 +76,6 @@ class FLAMEClient(ProximalClient):
             scores[kind] = self.measure(problem)
         return scores
 
-    def personal_arrays(self) -> Arrays:
-        """Return theta_i, the client's personal model after its last training: a ``state_dict``."""
-        return self.model_arrays.complete(self.own_model(self.memory.latest()))
-
 
 def _of_kind(report: Scalars, kind: str) -> Scalars:
     prefix = f"{kind}-"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from fl_admm_strategies import PFedMe, PFedMeMatched
 from fl_admm_strategies.algorithms.pfedme import PFedMeInstruction, PFedMeMatchedInstruction
 
 from ..toolkit.round.own_model import OwnModelClient
+from ..toolkit.round.proximal import ProximalClient
 from ..toolkit.round.torch_client import to_numpy
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
@@ -50,23 +52,11 @@ class PFedMeClient(OwnModelClient[PFedMeInstruction]):
         return theta | to_numpy(w), metrics
 
 
-class PFedMeMatchedClient(OwnModelClient[PFedMeMatchedInstruction]):
-    """Client of `PFedMeMatched`: H epochs of theta_i near w, then one step of w_i.
+class PFedMeMatchedClient(ProximalClient):
+    """Client of `PFedMeMatched`: H epochs of theta_i near w.
 
     Parameters are those of `TorchClient`.
     """
 
     strategy = PFedMeMatched
-    instruction = PFedMeMatchedInstruction
-
-    def steps(self, asked: PFedMeMatchedInstruction, config: Scalars) -> MethodSteps:
-        """Run theta <- theta - eta [grad f_i(theta) + lambda (theta - w)]; upload w_i."""
-        self.load(asked.model)
-        names = self.trained_names()
-        w = self.block(names)
-        self.load_own(asked.start, config)
-        objective = LocalObjective([ProximalTerm(asked.lam, w)])
-        metrics = yield Minimisation(objective, asked.lr, asked.local_epochs)
-        theta = self.arrays()
-        self.memory.keep(config, theta)
-        return theta | to_numpy(moved(w, self.block(names), asked.outer_lr * asked.lam)), metrics
+    instruction: ClassVar[Any] = PFedMeMatchedInstruction

@@ -10,25 +10,20 @@ arXiv:2006.08848: Algorithm 1; see docs/methods/pfedme.md. `PFedMeMatched` is wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..maths.blocks import Arrays, Block, weighted_average
+from ..maths.blocks import Arrays
 from ..maths.checks import Count, Positive
-from ..maths.clienttable import ClientTable, Row
-from ..maths.consensus import REBUILD_EVERY, Consensus
-from ..maths.schedules import StepSize
-from ..runtime.algorithm import OnClient
+from ..maths.schedules import StepSize, rate_in
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.uploads import Upload
-from .shared.base import KeptMessages
+from .shared.consensus import ConsensusMethod, ProximalInstruction
 from .shared.envelope import EnvelopeStrategy, check_outer_step
 from .shared.models import OneModelStrategy, OwnModelsStrategy, OwnModelState
+from .shared.rule import Row, Rule
 
 KINDS = {"personal": "personal model", "global": "one global model"}
 
@@ -110,45 +105,51 @@ class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
         self.state.model = self.moved(self.state.model, replies, self.trained)
 
 
-@dataclass
-class PFedMeMatchedState:
-    """The server's variables.
-
-    Attributes
-    ----------
-    consensus : Consensus
-        w and the sum of all clients' w_i.
-    averaged_arrays : Arrays
-        The buffers of the global model.
-    initial : Arrays
-        The initial model, which theta_i starts from.
-    clients : ClientTable
-        Rows ``local_w`` (w_i), shape (d,).
-    """
-
-    consensus: Consensus
-    averaged_arrays: Arrays
-    initial: Arrays
-    clients: ClientTable
-
-
 @dataclass(frozen=True)
-class PFedMeMatchedInstruction(Instruction):
-    """What a client gets: w, and theta_i^0 before its first accepted upload."""
+class PFedMeMatchedRule(Rule):
+    """theta_i and w_i; lambda, and eta_g lambda, by how much of the way w_i moves to theta_i."""
 
-    model: Arrays
-    start: Arrays | None
     lam: float
-    lr: float
+    rate: float
+
+    @classmethod
+    def keeps(cls, published: bool) -> dict[str, int]:
+        """theta_i and w_i."""
+        return {"theta": 1, "local_w": 1}
+
+    def pull(self, row: Row, w: Any) -> tuple[Any, float]:
+        """Return w and lambda."""
+        return w, self.lam
+
+    def start(self, row: Row, w: Any) -> Any:
+        """Return theta_i."""
+        return row.theta
+
+    def move(self, row: Row, u: Any, w: Any) -> Row:
+        """Return theta_i, and w_i = w - eta_g lambda (w - theta_i)."""
+        return Row(theta=u, local_w=w - self.rate * (w - u))
+
+    def copy(self, row: Row) -> Any:
+        """Return w_i."""
+        return row.local_w
+
+    def message(self, row: Row) -> Any:
+        """Return w_i: there are no duals."""
+        return row.local_w
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedMeMatchedInstruction(ProximalInstruction):
+    """What a client gets: w and its rule, in which eta_g is."""
+
     outer_lr: float
-    local_epochs: int
 
 
-class PFedMeMatched(OwnModelsStrategy, KeptMessages):
+class PFedMeMatched(ConsensusMethod):
     """pFedMe with the local work of FLAME, as FLAME's paper compares with it.
 
-    theta_i stays with its client from round to round and takes H epochs near w; then w_i takes one
-    step; w is the mean of w_i over all clients, with the last one of those that sat out.
+    theta_i stays from round to round and takes H epochs near w; then w_i takes one step; w is the
+    mean of w_i over all clients, with the last one of those that sat out.
 
     Parameters
     ----------
@@ -162,66 +163,42 @@ class PFedMeMatched(OwnModelsStrategy, KeptMessages):
     local_epochs : int (default: 1)
         H, passes over the data in a round.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `ConsensusMethod`; `published` is True, there is this form alone.
     """
 
     method: ClassVar = "PFedMeMatched"
     paper: ClassVar = "pFedMe as in Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397"
     kinds: ClassVar = KINDS
     told: ClassVar = PFedMeMatchedInstruction
+    rule: ClassVar = PFedMeMatchedRule
+    own: ClassVar = "theta"
+    default_norm = None
     title = "pFedMe (FLAME's form)"
 
     lam: Positive = 0.1
     lr: StepSize = 0.1
     outer_lr: StepSize | None = None
     local_epochs: Count = 1
+    published: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.published:
+            raise ValueError("published is False, expected True: there is this form alone.")
         check_outer_step(self.lam, self.outer_lr, 1)
 
-    def init_state(self, arrays: Arrays) -> PFedMeMatchedState:
-        """Start with theta_i^0 = w_i^0 = w^0, the initial model."""
-        self._block = Block.optimised(arrays, self.trained)
-        first = self._block.vector(arrays)
-        return PFedMeMatchedState(
-            Consensus(first, first.astype(np.float64) * self.membership.num_initial, first),
-            self._block.rest(arrays),
-            arrays,
-            ClientTable(local_w=first),
-        )
+    @property
+    def penalty(self) -> float:
+        """There is none: w has no dual."""
+        return 0.0
 
-    def new_client(self, client_id: int, reply: Reply | None) -> Row:
-        """Start with w_i = w, which leaves the mean as it is."""
-        return {"local_w": self.state.consensus.w}
+    def rule_of(self, client_id: int) -> PFedMeMatchedRule:
+        """Return a client's rule in the round that is under way."""
+        lr = self.outer_lr or 1 / self.lam
+        rate = rate_in(self.last_round + 1, lr, "outer_lr") * self.lam
+        return PFedMeMatchedRule(self.published, self.lam, rate)
 
     def given(self, server_round: int) -> dict[str, Any]:
-        """Return w, and the step size that follows from lam where none is given."""
+        """Add the step size that follows from lam where none is given."""
         check_outer_step(self.lam, self.outer_lr, server_round)
-        return {"model": self.global_model(), "outer_lr": self.outer_lr or 1 / self.lam}
-
-    def given_to(self, client_id: int) -> dict[str, Any]:
-        """Return theta_i^0 for a client without a model of its own; for one that joins it is w."""
-        w = self.global_model() if self.membership.is_new(client_id) else {}
-        return {"start": self.membership.start_of(client_id, self.state.initial, w)}
-
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Take in the participants' w_i; w is the mean over all clients."""
-        consensus = self.state.consensus
-        for client, reply in replies.items():
-            row, new = self.state.clients[client], self._block.vector(reply.arrays)
-            consensus.add_change(new.astype(np.float64) - row.local_w)
-            row.local_w = new
-        if server_round % REBUILD_EVERY == 0:
-            consensus.rebuild(self._messages(self.client_ids))
-        consensus.aggregate(len(self.membership))
-        self.state.averaged_arrays = weighted_average(self.state.averaged_arrays, replies)
-
-    def _messages(self, client_ids: Sequence[int]) -> Iterator[NDArray[Any]]:
-        return (self.state.clients[client].local_w for client in client_ids)
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return w; theta_i stays with its client."""
-        if kind == "personal":
-            return super().model(kind, client_id)
-        return self._block.model(self.state.consensus.w, self.state.averaged_arrays)
+        return super().given(server_round) | {"outer_lr": self.outer_lr or 1 / self.lam}

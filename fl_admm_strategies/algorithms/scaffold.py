@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..maths.blocks import Arrays, Spec, average, under
+from ..maths.blocks import Arrays, Block, Spec, average, under
 from ..maths.checks import Count, Positive
 from ..maths.schedules import StepSize
-from ..runtime.messages.records import Reply
+from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import SummedStrategy
+from ..runtime.uploads import Upload
+from .shared.models import ModelState, OneModelStrategy
+from .shared.totals import Totals, TotalsStrategy
 
 CONTROL = "control/"
 """Before the names of the arrays of an upload's change of c_i."""
@@ -38,7 +40,14 @@ class SCAFFOLDInstruction(Instruction):
     fresh: bool
 
 
-class SCAFFOLD(SummedStrategy):
+@dataclass
+class SCAFFOLDState(ModelState):
+    """x with its buffers, and the sum of the c_i."""
+
+    totals: Totals
+
+
+class SCAFFOLD(TotalsStrategy, OneModelStrategy):
     """Federated learning with control variates against client drift (SCAFFOLD).
 
     Parameters
@@ -72,11 +81,18 @@ class SCAFFOLD(SummedStrategy):
     local_epochs: Count = 1
     global_lr: Positive = 1.0
 
+    upload: ClassVar = Upload("sum")
+
+    def init_state(self, arrays: Arrays) -> SCAFFOLDState:
+        """Start with the initial model and all c_i at 0."""
+        self._block = Block.optimised(arrays, self.trained)
+        return SCAFFOLDState(arrays, Totals.start(self._block.spec))
+
     def given(self, server_round: int) -> dict[str, Any]:
         """Return x and c."""
-        control = self.state.consensus.total / len(self.membership)
-        arrays = self._block.arrays(control.astype(self._block.dtype))
-        return {"model": self.global_model(), "control": arrays}
+        size, sums = len(self.membership), self.state.totals.sums
+        control = {n: (sums[n] / size).astype(dtype) for n, (_, dtype) in self._block.spec.items()}
+        return {"model": self.state.model, "control": control}
 
     def given_to(self, client_id: int) -> dict[str, Any]:
         """Return whether a client's c_i is 0."""
@@ -87,13 +103,17 @@ class SCAFFOLD(SummedStrategy):
         changes = {CONTROL + name: entry for name, entry in self._block.spec.items()}
         return self.model_spec | changes
 
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Measure y_i from x, the change of c_i from 0."""
+        return sent.groups["model"]
+
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Move x by eta_g times the mean of y_i - x, and c by 1/N times the changes of c_i (5)."""
         state, eta = self.state, self.global_lr
-        means = average(self.global_model(), replies, np.ones(len(replies)))
-        consensus, mean = state.consensus, self._block.vector(means)
-        # Not x + eta_g (mean - x), which is the mean for eta_g = 1 only to rounding.
-        consensus.w = (1 - eta) * consensus.w + eta * mean
-        state.buffers = self._block.rest(means)
-        for reply in replies.values():
-            consensus.add_change(self._block.vector(under(CONTROL, reply.arrays)))
+        model = average(state.model, replies, np.ones(len(replies)))
+        for name in self._block.names:
+            # Not x + eta_g (mean - x), which is the mean for eta_g = 1 only to rounding.
+            x = state.model[name]
+            model[name] = np.asarray((1 - eta) * x + eta * model[name], dtype=x.dtype)
+        state.model = model
+        state.totals.add(under(CONTROL, reply.arrays) for reply in replies.values())

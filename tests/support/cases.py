@@ -239,7 +239,7 @@ CASES = [
         partial(library.PFedMe, lam=2.0, lr=0.2, outer_lr=0.3, **FEW_STEPS),
         of.PFedMeClient,
     ),
-    keeping(
+    baseline(
         "PFedMeMatched",
         partial(library.PFedMeMatched, lam=1.0, lr=0.3, outer_lr=0.5),
         of.PFedMeMatchedClient,

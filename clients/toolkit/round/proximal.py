@@ -70,6 +70,18 @@ class ProximalClient(MirrorClient, TorchClient[Any]):
         """Return the parameters that these steps move."""
         return self.trained_names()
 
+    def personal_arrays(self) -> Arrays:
+        """Return the client's own model after its last training: a ``state_dict``.
+
+        Raises
+        ------
+        RuntimeError
+            If it has not been trained yet, or its method has a global model alone.
+        """
+        if not self.strategy.own:  # type: ignore[attr-defined]
+            raise RuntimeError(f"{self.strategy.__name__} has no personal model.")
+        return self.model_arrays.complete(self.own_model(self.memory.latest()))
+
     def own_model(self, kept: Arrays) -> Arrays:
         """Return the client's own model as it was kept: a vector of its row, and the rest."""
         rest = under(BUFFERS, kept)

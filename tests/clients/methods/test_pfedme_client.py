@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from clients import LpProjClient, PFedMeClient, PFedMeMatchedClient
+from clients import LpProjClient, PFedMeClient
 from fl_admm_strategies.algorithms.lp_proj_sgd import LpProjSGDInstruction
-from fl_admm_strategies.algorithms.pfedme import PFedMeInstruction, PFedMeMatchedInstruction
+from fl_admm_strategies.algorithms.pfedme import PFedMeInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import line_client, numbers, sample
 from tests.clients.methods.messages import changed, received, scalars
@@ -61,17 +61,6 @@ def test_who_is_not_averaged_trains_and_uploads_nothing() -> None:
     assert arrays == []
     assert metrics["loss"] > 0
     assert client.personal_arrays()["w"] > 3
-
-
-def test_flames_form_goes_on_from_its_own_model() -> None:
-    # From (1, 0) near (3, .5): residual -3: w = 1 + .1 (3 + 2 * 2) = 1.7, b = .1 (3 + 2 * .5) = .4.
-    # w_i = (3, .5) - .5 (1.3, .1).
-    start = scalars(w=1, b=0, seen=2)
-    asked = PFedMeMatchedInstruction(MODEL, start, 2.0, 0.1, 0.25, 1)
-    client = line_client(PFedMeMatchedClient)
-    arrays, _, _ = client.fit(*received(asked))
-    assert_allclose(numbers(client.personal_arrays()), [1.7, 0.4, 2], rtol=1e-14)
-    assert_allclose(np.ravel(arrays), [2.35, 0.45, 2], rtol=1e-14)
 
 
 @pytest.mark.parametrize(

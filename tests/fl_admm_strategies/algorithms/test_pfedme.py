@@ -47,6 +47,8 @@ def run(
         return theta, strategy.global_model()["w"].item()
 
     seen = follow(strategy, grid, *rounds, read=read, **options)
+    if matching:  # its clients upload theta_i, of which w_i follows
+        return [theta for theta, _ in seen], [], [w for _, w in seen]
     uploads = [
         [
             float(content["arrays"]["w"].numpy().item())
@@ -91,19 +93,23 @@ def test_w_may_move_by_half_of_it(start: str, expected: list[float | None]) -> N
 
 def test_flames_form() -> None:
     # theta_1: .1, then .17 as above; w_1 = .4 * .17 = .068; w is the mean of all three.
-    theta, w_i, w = run(matched(), ALL, ALL)
+    strategy = matched()
+    run(strategy, ALL)
+    assert_allclose(strategy.state.clients.column("local_w")[:, 0], [0.068, -0.128, 0.672])
+    theta, _, w = run(matched(), ALL, ALL)
     assert_allclose(theta[0], [0.17, -0.32, 1.68], atol=1e-8)
-    assert_allclose(w_i[0], [0.068, -0.128, 0.672], atol=1e-8)
     assert_allclose(theta[1], [0.32266, -0.36992, 2.00592], atol=1e-8)
     assert_allclose(w, [0.204, 0.3835546667], atol=1e-8)
 
 
 def test_flames_form_averages_those_who_sat_out_as_well() -> None:
     # Round 1: (.068 - .128 + 0)/3 = -.02; round 2: (.068 - .18864 + .65776)/3 = .17904.
-    theta, w_i, w = run(matched(), *PARTLY)
+    strategy = matched()
+    theta, _, w = run(strategy, *PARTLY)
     assert_allclose(w, [-0.02, 0.17904], atol=1e-8)
     assert_allclose(theta[1], [0.17, -0.4416, 1.6744], atol=1e-8)
-    assert_allclose(w_i[1], [-0.18864, 0.65776], atol=1e-8)
+    own = strategy.state.clients.column("local_w")[:, 0]
+    assert_allclose(own, [0.068, -0.18864, 0.65776], atol=1e-8)
 
 
 def test_with_everybody_flames_form_is_a_step_of_w_towards_the_mean() -> None:
@@ -174,11 +180,10 @@ def test_a_client_that_has_left_is_out_of_flames_mean() -> None:
     # Client 3 is gone from round 2 on and out in round 3: w = (w_1 + w_2)/2.
     grid = Grid(PFedMeMatchedClient)
     strategy = matched(max_missed_rounds=2)
-    _, uploads, w = run(
-        strategy, ALL, (0, 1), (0, 1), grid=grid, after={1: lambda: grid.away.add(2)}
-    )
+    _, _, w = run(strategy, ALL, (0, 1), (0, 1), grid=grid, after={1: lambda: grid.away.add(2)})
     assert strategy.client_ids == [0, 1]
-    assert w[2] == pytest.approx(np.mean(uploads[2]), abs=1e-12)
+    own = strategy.state.clients.column("local_w")
+    assert w[2] == pytest.approx(np.mean(own), abs=1e-12)
 
 
 def test_a_client_that_lost_its_model_is_trained_all_the_same() -> None:
@@ -187,18 +192,11 @@ def test_a_client_that_lost_its_model_is_trained_all_the_same() -> None:
     theta, _, w = run(strategy, ALL, ALL, grid=grid, after={1: lambda: grid.forget(1)})
     kept, _, same = run(pfedme(), ALL, ALL)
     assert (theta, w) == (kept, same)
-    # In FLAME's form theta_2 starts again from w^0, after it has sat out once: from 0 two steps of
-    # .1 towards the w of the day, .6 theta - .2 + .2 w twice: -.32 + .32 w.
-    grid, flames, w_of = Grid(PFedMeMatchedClient), matched(), list[float]()
-    follow(
-        flames,
-        grid,
-        *(ALL, ALL, ALL),
-        read=lambda: w_of.append(flames.global_model()["w"].item()),
-        after={1: lambda: grid.forget(1)},
-    )
-    assert sorted(flames.train_metrics[2]) == [0, 2]
-    assert grid.own_w(1) == pytest.approx([-0.32 + 0.32 * w_of[1]], abs=1e-12)
+    # In FLAME's form the client sits out once, and the strategy sends its theta_i along.
+    grid = Grid(PFedMeMatchedClient)
+    lost = run(matched(), ALL, ALL, ALL, grid=grid, after={1: lambda: grid.forget(1)})
+    _, _, w = run(matched(), ALL, (0, 2), ALL)
+    assert lost[2] == w
 
 
 # --- Models -------------------------------------------------------------------------------------

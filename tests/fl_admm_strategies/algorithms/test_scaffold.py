@@ -27,8 +27,8 @@ def run(strategy: SCAFFOLD, *rounds: Any, **options: Any) -> Any:
     """Return x and c after every round, shape (rounds, 2)."""
 
     def read() -> list[float]:
-        consensus = strategy.state.consensus
-        return [consensus.w.item(), consensus.total.item() / 3]
+        state = strategy.state
+        return [state.model["w"].item(), state.totals.sums["w"].item() / 3]
 
     return np.array(follow(strategy, Grid(SCAFFOLDClient), *rounds, read=read, **options))
 
@@ -67,7 +67,7 @@ def test_when_a_control_variate_is_gone_all_begin_again(how: str) -> None:
     rounds = [ALL, (2,), (0, 1)] if how == "forgets" else [ALL, (0, 1)]
 
     def read() -> list[float]:
-        return [strategy.state.consensus.w.item(), strategy.state.consensus.total.item()]
+        return [strategy.state.model["w"].item(), strategy.state.totals.sums["w"].item()]
 
     found = follow(strategy, grid, *rounds, read=read, after={1: gone})
     x = ONE[0]

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from fl_admm_strategies import L1
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.clienttable import ClientTable
-from fl_admm_strategies.maths.consensus import Consensus
 from fl_admm_strategies.maths.pairs.store import PairwiseStore
 from fl_admm_strategies.runtime.saving.state import arrays_of, load_arrays, parts_by_client
 from tests.support.refusals import refused
@@ -151,9 +150,9 @@ def test_what_is_kept_by_client_is_found() -> None:
 
     @dataclass
     class Bare:
-        consensus: Consensus
+        w: NDArray[Any]
 
-    assert parts_by_client(Bare(Consensus.start(np.zeros(2)))) == []  # it knows no client
+    assert parts_by_client(Bare(np.zeros(2))) == []  # it knows no client
 
 
 def test_the_pair_store_is_part_of_a_state() -> None:
