@@ -43,7 +43,6 @@ from .runtime.messages.schema import Instruction
 from .runtime.messages.stamp import made_by
 from .runtime.models import Models, load_models
 from .runtime.privacy import ClientDP
-from .runtime.sampled import SampledStrategy
 from .runtime.stopping import EarlyStopping
 from .runtime.strategy import StatefulStrategy
 from .runtime.tracking import metrics_frame, to_mlflow, to_tensorboard, to_wandb
@@ -97,7 +96,6 @@ __all__ = [
     "PerFedAvg",
     "RandomDelay",
     "RandomEpochs",
-    "SampledStrategy",
     "SmoothedSCAD",
     "SquaredL2",
     "StatefulStrategy",

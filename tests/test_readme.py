@@ -25,7 +25,6 @@ import fl_admm_strategies
 from fl_admm_strategies import (
     FPFC,
     InProcessGrid,
-    SampledStrategy,
     SmoothedSCAD,
     StatefulStrategy,
     run_in_process,
@@ -174,7 +173,7 @@ def test_the_table_of_methods_names_what_there_is() -> None:
         for thing in exported
         if isinstance(thing, type)
         and issubclass(thing, StatefulStrategy)
-        and thing not in (SampledStrategy, StatefulStrategy)
+        and thing not in (StatefulStrategy, StatefulStrategy)
     }
     named = {name for _, cell in METHODS for name in re.findall(r"`(\w+)`", cell)}
     bases = {"MethodClient", "MirrorClient", "TorchClient"}

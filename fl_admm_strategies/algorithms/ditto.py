@@ -72,7 +72,7 @@ class Ditto(RobustStrategy, OneModelStrategy, OwnModelsStrategy):
     method: ClassVar = "Ditto"
     paper: ClassVar = "Li, Hu, Beirami, Smith, ICML 2021, arXiv:2012.04221"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
-    told: ClassVar = DittoInstruction
+    message_type: ClassVar = DittoInstruction
 
     lam: NotNegative = 1.0
     lr: StepSize = 0.1
@@ -93,13 +93,13 @@ class Ditto(RobustStrategy, OneModelStrategy, OwnModelsStrategy):
         """Start with w^0 and all v_i^0 the initial model."""
         return OwnModelState(arrays, arrays)
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return w, and how v_i is trained."""
         epochs = self.personal_epochs or self.local_epochs
         own = {"personal_lr": self.personal_lr or self.lr, "personal_epochs": epochs}
-        return super().given(server_round) | own
+        return super().shared_fields(server_round) | own
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Return v_i^0 for a client without a model of its own."""
         initial, w = self.state.initial, self.state.model
         return {"start": self.membership.start_of(client_id, initial, w)}

@@ -61,7 +61,7 @@ class FedALA(OneModelStrategy):
     local_epochs : int (default: 1)
         Local epochs.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
 
     Notes
     -----
@@ -77,7 +77,7 @@ class FedALA(OneModelStrategy):
     method: ClassVar = "FedALA"
     paper: ClassVar = "Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, arXiv:2212.01197"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
-    told: ClassVar = FedALAInstruction
+    message_type: ClassVar = FedALAInstruction
     upload = Upload("mean")
 
     layers: WholeNumber = 1

@@ -84,7 +84,7 @@ class FedALS(TotalsStrategy, ExactCompletion):
 
     method: ClassVar = "FedALS"
     paper: ClassVar = "Hu, Koren, Volinsky, ICDM 2008; Zhou et al., AAIM 2008"
-    told: ClassVar = FedALSInstruction
+    message_type: ClassVar = FedALSInstruction
     upload = Upload("statistic")
 
     def __post_init__(self) -> None:
@@ -112,11 +112,11 @@ class FedALS(TotalsStrategy, ExactCompletion):
         """Return the shapes of a client's part in the sums."""
         return self._sums
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return V, and what to upload."""
-        return super().given(server_round) | {"upload": [*self._sums]}
+        return super().shared_fields(server_round) | {"upload": [*self._sums]}
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Return whether the sums have nothing of a client yet."""
         return {"begins": self.is_fresh(client_id)}
 

@@ -66,7 +66,7 @@ class FedAlt(SplitStrategy):
 
     method: ClassVar = "FedAlt"
     paper: ClassVar = "Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, ICML 2022, arXiv:2204.03809"
-    told: ClassVar = FedAltInstruction
+    message_type: ClassVar = FedAltInstruction
 
     personal: Pattern | None = field(kw_only=False)
     lr: StepSize = 0.1
@@ -74,8 +74,8 @@ class FedAlt(SplitStrategy):
     personal_lr: StepSize | None = None
     personal_epochs: Count | None = None
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return u, and how v_i is trained."""
         epochs = self.personal_epochs or self.local_epochs
         own = {"personal_lr": self.personal_lr or self.lr, "personal_epochs": epochs}
-        return super().given(server_round) | own
+        return super().shared_fields(server_round) | own

@@ -97,7 +97,7 @@ class FedAPM(FedADMM):
     method: ClassVar = "FedAPM"
     paper: ClassVar = "Zhu, Nie, Zeng, Wang, Sun, Yao, Chen, Xu, Yang, KDD 2025"
     kinds: ClassVar = {"personal": "personal model", "global": "own part with the shared one"}
-    told: ClassVar = FedAPMInstruction
+    message_type: ClassVar = FedAPMInstruction
     rule: ClassVar = FedAPMRule
     own: ClassVar = "u"
 
@@ -122,10 +122,10 @@ class FedAPM(FedADMM):
         """Return the shared arrays' names, shapes and dtypes."""
         return spec_of(self.global_model())
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Add alpha_i m, and xi_i (10) where steps are accuracy-tested."""
         share = self.weight_of(client_id) * self.membership.num_initial
-        given = super().given_to(client_id) | {"share": share}
+        given = super().client_fields(client_id) | {"share": share}
         if self.tolerance is None:
             return given
         turn = int(self.state.clients[client_id].turns) + 1
@@ -139,7 +139,7 @@ class FedAPM(FedADMM):
         model, names = self.global_model(), self._block.names
         instructions = {}
         for client in client_ids:
-            row = ConsensusMethod.given_to(self, client)
+            row = ConsensusMethod.client_fields(self, client)
             instructions[client] = FedAPMEvaluation(
                 model, row["start"], row["rule"], names, self.personal
             )

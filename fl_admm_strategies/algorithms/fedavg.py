@@ -61,7 +61,7 @@ class FedAvg(RobustStrategy, OneModelStrategy):
         "McMahan, Moore, Ramage, Hampson, Aguera y Arcas, AISTATS 2017, arXiv:1602.05629"
     )
     kinds: ClassVar = {"global": "one global model"}
-    told: ClassVar = FedAvgInstruction
+    message_type: ClassVar = FedAvgInstruction
 
     lr: StepSize = 0.1
     local_epochs: Count = 1
@@ -71,7 +71,7 @@ class FedAvg(RobustStrategy, OneModelStrategy):
         """The method's name as its paper, or that of the robust rule, writes it."""
         return _TITLES[self.aggregation]
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return w."""
         return {"arrays": self.state.model}
 

@@ -65,7 +65,7 @@ class FedCP(SplitStrategy):
 
     method: ClassVar = "FedCP"
     paper: ClassVar = "Zhang, Hua, Wang, Song, Xue, Ma, Guan, KDD 2023, arXiv:2307.01217"
-    told: ClassVar = FedCPInstruction
+    message_type: ClassVar = FedCPInstruction
 
     personal = PERSONAL_HEAD
     lam: NotNegative = 5.0

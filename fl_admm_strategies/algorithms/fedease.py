@@ -99,7 +99,7 @@ class FedEASE(TotalsStrategy):
         C: a user's pair counts, as they are uploaded, are scaled down to the Euclidean norm C where
         theirs is larger, so that no user moves the sum by more. That of d items is about d/sqrt(2).
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
 
     Notes
     -----
@@ -124,7 +124,7 @@ class FedEASE(TotalsStrategy):
     method: ClassVar = "FedEASE"
     paper: ClassVar = "Steck, WWW 2019, arXiv:1905.03375"
     kinds: ClassVar = {"global": "items' weights"}
-    told: ClassVar = FedEASEInstruction
+    message_type: ClassVar = FedEASEInstruction
     upload = Upload("mean")
 
     lam: Positive = 400.0
@@ -155,11 +155,11 @@ class FedEASE(TotalsStrategy):
         """Return the shape of the counts."""
         return self._pairs
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return how to count."""
         return {"nothing": {}, "num_items": len(self.state.weights)}
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Ask for the counts of a client that is not in the sum."""
         return {"upload": [*self._pairs] if self.is_fresh(client_id) else []}
 

@@ -29,8 +29,8 @@ from ..runtime.algorithm import Handshake, MembersChange, Phase
 from ..runtime.callbacks import StopRule
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.trust.intake import LARGEST
 from ..runtime.trust.means import largest_reported, those_too_large, too_large
+from ..runtime.trust.validation import LARGEST
 from ..runtime.uploads import Upload
 from .shared.consensus import ConsensusInstruction, ConsensusMethod, ConsensusState
 from .shared.rule import Row, Rule
@@ -214,7 +214,7 @@ class FedGiA(ConsensusMethod):
     paper: ClassVar = "Zhou, Li, IEEE TSP 71, 2023, arXiv:2205.01438"
     kinds: ClassVar = {"global": "one global model"}
     rule: ClassVar = FedGiARule
-    told: ClassVar = ConsensusInstruction
+    message_type: ClassVar = ConsensusInstruction
     default_norm = None  # the paper's form is the only one: far uploads are refused in it too
     upload = Upload("statistic")  # a gradient
 
@@ -309,10 +309,10 @@ class FedGiA(ConsensusMethod):
         rng = np.random.default_rng([short(self.seed), server_round, *b"FedGiA"])
         return set(rng.choice(self.client_ids, size=size, replace=False).tolist())
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return x; draw the ADMM group of the round."""
         self._group = self.admm_group(server_round)
-        return super().given(server_round)
+        return super().shared_fields(server_round)
 
     def rule_of(self, client_id: int) -> FedGiARule:
         """Return a client's rule; one that is joining takes the gradient step, which finds pi_i."""

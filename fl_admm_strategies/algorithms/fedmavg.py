@@ -91,7 +91,7 @@ class FedMAvg(EveryoneTrains, CompletionStrategy):
     method: ClassVar = "FedMAvg"
     paper: ClassVar = "Wang, Chang, IEEE TSP 2022, arXiv:2002.04930"
     upload = Upload("mean")
-    told: ClassVar = FedMAvgInstruction
+    message_type: ClassVar = FedMAvgInstruction
 
     step: Literal["unscaled", "paper"] = "unscaled"
     user_steps: Count = 10
@@ -105,10 +105,10 @@ class FedMAvg(EveryoneTrains, CompletionStrategy):
         """Start with V^0."""
         return FedMAvgState(self.first_factors(arrays))
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return V, and what weighs the gradients."""
         weight = 1 / self.membership.num_initial if self.step == "paper" else 1.0
-        return super().given(server_round) | {"gamma": self._gamma, "data_weight": weight}
+        return super().shared_fields(server_round) | {"gamma": self._gamma, "data_weight": weight}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set V to the mean of the W_i that came up."""

@@ -107,7 +107,7 @@ class FedMCADMM(RatedRows, ExactCompletion):
     paper: ClassVar = "Hytla, Nghia, Phan, Rice, arXiv:2503.12733"
     kinds: ClassVar = ExactCompletion.kinds
     rule: ClassVar = FedADMMRule
-    told: ClassVar = FedMCInstruction
+    message_type: ClassVar = FedMCInstruction
     title = "FedMC-ADMM"
 
     beta: Positive = 1.0
@@ -163,9 +163,9 @@ class FedMCADMM(RatedRows, ExactCompletion):
         v = self.regularizer.prox(mean.reshape(self._shape), 1 / (count * self.beta))
         return np.asarray(v.ravel())
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Add what draws U_i^0."""
-        return super().given_to(client_id) | self.first_users(client_id)
+        return super().client_fields(client_id) | self.first_users(client_id)
 
     @property
     def item_factors(self) -> NDArray[Any]:

@@ -28,8 +28,8 @@ from ..maths.regularizers import squared_l2_weight
 from ..runtime.algorithm import Handshake, Phase
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.trust.intake import LARGEST
 from ..runtime.trust.means import largest_reported, those_too_large, too_large
+from ..runtime.trust.validation import LARGEST
 from ..runtime.uploads import Upload
 from .shared.completion import CompletionStrategy, FedMCFactors
 
@@ -92,7 +92,7 @@ class FedMGS(CompletionStrategy):
 
     method: ClassVar = "FedMGS"
     paper: ClassVar = "Wang, Chang, IEEE TSP 2022, arXiv:2002.04930"
-    told: ClassVar = FedMGSInstruction
+    message_type: ClassVar = FedMGSInstruction
     upload = Upload("statistic")  # a gradient
 
     user_steps: Count = 10

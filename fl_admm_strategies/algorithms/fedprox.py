@@ -43,7 +43,7 @@ class FedProx(OneModelStrategy):
         E, local epochs. A callable gets (round, client id): `RandomEpochs` for clients of unequal
         power, whose unfinished work counts in the paper.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
 
     Notes
     -----

@@ -61,7 +61,7 @@ class FedRoD(SplitStrategy):
 
     method: ClassVar = "FedRoD"
     paper: ClassVar = "Chen, Chao, ICLR 2022, arXiv:2107.00778"
-    told: ClassVar = FedRoDInstruction
+    message_type: ClassVar = FedRoDInstruction
     kinds: ClassVar = {"personal": "personal head", "global": "generic head"}
 
     personal = PERSONAL_HEAD

@@ -149,9 +149,9 @@ class FLAME(ConsensusMethod):
         a = self.lam * self.weight_of(client_id)
         return FLAMERule(self.published, self.lam, a, self.penalty)
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Add epsilon_i (18) and alpha_i, where steps are accuracy-tested."""
-        given = super().given_to(client_id)
+        given = super().client_fields(client_id)
         if self.tolerance is None:
             return given
         turn = int(self.state.clients[client_id].turns) + 1

@@ -50,7 +50,7 @@ class LGFedAvg(FedSim):
     paper: ClassVar = (
         "Liang, Liu, Ziyin, Salakhutdinov, Morency, NeurIPS 2019 workshop, arXiv:2001.01523"
     )
-    told: ClassVar = LGFedAvgInstruction
+    message_type: ClassVar = LGFedAvgInstruction
     title = "LG-FedAvg"
 
     score: Score = "after_aggregation"

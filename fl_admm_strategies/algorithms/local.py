@@ -44,13 +44,13 @@ class Local(OwnModelsStrategy):
     local_epochs : int (default: 1)
         Local epochs of a round.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
     """
 
     method: ClassVar = "Local"
     paper: ClassVar = "no paper: what each client reaches alone"
     kinds: ClassVar = {"personal": "own model"}
-    told: ClassVar = LocalInstruction
+    message_type: ClassVar = LocalInstruction
 
     lr: StepSize = 0.1
     local_epochs: Count = 1
@@ -59,7 +59,7 @@ class Local(OwnModelsStrategy):
         """Start with the initial model on every client."""
         return LocalState(arrays)
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Return the initial model for a client without one of its own."""
         return {"start": self.state.initial if self.membership.is_new(client_id) else {}}
 

@@ -44,7 +44,7 @@ class LocalSGD(OneModelStrategy):
         k0, steps of a round. With a client's ``full_batch=True`` they are full-gradient steps,
         which FedGiA's paper calls FedAvg; else each is on the next mini-batch.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
 
     Examples
     --------
@@ -55,13 +55,13 @@ class LocalSGD(OneModelStrategy):
     method: ClassVar = "LocalSGD"
     paper: ClassVar = "Stich, ICLR 2019, arXiv:1805.09767"
     kinds: ClassVar = {"global": "one global model"}
-    told: ClassVar = LocalSGDInstruction
+    message_type: ClassVar = LocalSGDInstruction
     upload = Upload("mean", stateless=True)
 
     lr: StepSize = 0.5
     local_steps: Count = 5
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return x and the number of the round's first step."""
         first = (server_round - 1) * self.local_steps + 1
         return {"model": self.state.model, "first_step": first}

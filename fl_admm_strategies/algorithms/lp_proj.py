@@ -81,7 +81,7 @@ class LpProjADMM(ConsensusMethod):
     method: ClassVar = "LpProjADMM"
     paper: ClassVar = "Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397, appendix C"
     kinds: ClassVar = {"personal": "personal model"}
-    told: ClassVar = LpProjInstruction
+    message_type: ClassVar = LpProjInstruction
     rule: ClassVar = FLAMERule
     default_norm = None  # the paper's form is the default: far uploads are refused in it too
     title = "ADMM-Lp-Proj-2"
@@ -113,15 +113,15 @@ class LpProjADMM(ConsensusMethod):
         matrix = projection(short(self.seed), self.dimension, block.size, block.dtype.name)
         return {IMAGE: matrix @ block.vector(arrays)}
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Add P."""
         drawn = {"projection_seed": short(self.seed), "projected": self._projected}
-        return super().given(server_round) | drawn
+        return super().shared_fields(server_round) | drawn
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Add the initial model before a client's first accepted upload."""
         initial = self._initial if self.membership.is_new(client_id) else None
-        return super().given_to(client_id) | {"initial": initial}
+        return super().client_fields(client_id) | {"initial": initial}
 
     def upload_spec(self) -> Spec:
         """Return the shape of P theta_i."""

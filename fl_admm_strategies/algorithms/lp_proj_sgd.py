@@ -108,7 +108,7 @@ class LpProj(OwnModelsStrategy, EnvelopeStrategy):
     method: ClassVar = "LpProj"
     paper: ClassVar = "Lin, Han, Li, Zhang, NeurIPS 2022"
     kinds: ClassVar = {"personal": "personal model"}
-    told: ClassVar = LpProjSGDInstruction
+    message_type: ClassVar = LpProjSGDInstruction
     upload = Upload("mean")
 
     p: Literal[2, 1] = 2
@@ -149,7 +149,7 @@ class LpProj(OwnModelsStrategy, EnvelopeStrategy):
                 f"{lr * 2 / step:.2g}, or a smaller lam or dimension."
             )
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return w and P."""
         self._check_steps(server_round)
         state, names = self.state, self._block.names
@@ -159,10 +159,10 @@ class LpProj(OwnModelsStrategy, EnvelopeStrategy):
             "projected": names,
         }
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Return the initial model before a client's first accepted reply."""
         start = self.state.initial if self.membership.is_new(client_id) else None
-        return super().given_to(client_id) | {"start": start}
+        return super().client_fields(client_id) | {"start": start}
 
     def upload_spec(self) -> Spec:
         """Return the shape of w_i."""

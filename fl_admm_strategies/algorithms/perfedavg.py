@@ -73,7 +73,7 @@ class PerFedAvg(OneModelStrategy):
     weights : {"uniform", "size"} (default: "uniform")
         Whether w is the plain mean of the participants' models or weighted by their examples.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
 
     Notes
     -----
@@ -89,7 +89,7 @@ class PerFedAvg(OneModelStrategy):
     method: ClassVar = "PerFedAvg"
     paper: ClassVar = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, arXiv:2002.07948"
     kinds: ClassVar = {"adapted": "adapted by one step", "global": "one global model"}
-    told: ClassVar = PerFedAvgInstruction
+    message_type: ClassVar = PerFedAvgInstruction
     upload = Upload("mean", stateless=True)
 
     mode: Literal["hf", "fo", "exact", "finetune"] = "hf"

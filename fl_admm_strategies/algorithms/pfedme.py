@@ -80,7 +80,7 @@ class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
     method: ClassVar = "PFedMe"
     paper: ClassVar = "T. Dinh, Tran, Nguyen, NeurIPS 2020, arXiv:2006.08848"
     kinds: ClassVar = KINDS
-    told: ClassVar = PFedMeInstruction
+    message_type: ClassVar = PFedMeInstruction
     upload = Upload("mean")
     title = "pFedMe"
 
@@ -95,10 +95,10 @@ class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
         """Start with w^0, the initial model."""
         return OwnModelState(arrays, arrays)
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return w, and the step size that follows from lam where none is given."""
         check_outer_step(self.lam, self.outer_lr, server_round)
-        return super().given(server_round) | {"outer_lr": self.outer_lr or 0.75 / self.lam}
+        return super().shared_fields(server_round) | {"outer_lr": self.outer_lr or 0.75 / self.lam}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to (1 - beta) w + beta (the mean of the sampled clients' w_i)."""
@@ -169,7 +169,7 @@ class PFedMeMatched(ConsensusMethod):
     method: ClassVar = "PFedMeMatched"
     paper: ClassVar = "pFedMe as in Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397"
     kinds: ClassVar = KINDS
-    told: ClassVar = PFedMeMatchedInstruction
+    message_type: ClassVar = PFedMeMatchedInstruction
     rule: ClassVar = PFedMeMatchedRule
     own: ClassVar = "theta"
     default_norm = None
@@ -198,7 +198,7 @@ class PFedMeMatched(ConsensusMethod):
         rate = rate_in(self.last_round + 1, lr, "outer_lr") * self.lam
         return PFedMeMatchedRule(self.published, self.lam, rate)
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Add the step size that follows from lam where none is given."""
         check_outer_step(self.lam, self.outer_lr, server_round)
-        return super().given(server_round) | {"outer_lr": self.outer_lr or 1 / self.lam}
+        return super().shared_fields(server_round) | {"outer_lr": self.outer_lr or 1 / self.lam}

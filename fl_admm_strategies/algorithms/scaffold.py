@@ -59,7 +59,7 @@ class SCAFFOLD(TotalsStrategy, OneModelStrategy):
     global_lr : float (default: 1.0)
         eta_g, the step size of the server; 1 sets x to the mean of the y_i.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
 
     Notes
     -----
@@ -75,7 +75,7 @@ class SCAFFOLD(TotalsStrategy, OneModelStrategy):
     method: ClassVar = "SCAFFOLD"
     paper: ClassVar = "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, arXiv:1910.06378"
     kinds: ClassVar = {"global": "one global model"}
-    told: ClassVar = SCAFFOLDInstruction
+    message_type: ClassVar = SCAFFOLDInstruction
 
     lr: StepSize = 0.1
     local_epochs: Count = 1
@@ -88,13 +88,13 @@ class SCAFFOLD(TotalsStrategy, OneModelStrategy):
         self._block = Block.optimised(arrays, self.trained)
         return SCAFFOLDState(arrays, Totals.start(self._block.spec))
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return x and c."""
         size, sums = len(self.membership), self.state.totals.sums
         control = {n: (sums[n] / size).astype(dtype) for n, (_, dtype) in self._block.spec.items()}
         return {"model": self.state.model, "control": control}
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Return whether a client's c_i is 0."""
         return {"fresh": self.is_fresh(client_id)}
 

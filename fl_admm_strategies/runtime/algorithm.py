@@ -144,7 +144,7 @@ class Algorithm(ABC):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Change the state by the checked replies of a round, given in the order of client ids.
 
-        There is at least one reply. What depends on what a client was sent is in ``reply.asked``:
+        There is at least one reply. What depends on what a client was sent is in ``reply.sent``:
         the settings, and what follows from the clients there are, may have changed since then.
         """
 

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from .link import GridLink
 from .messages.records import NOT_CONNECTED, ClientInstruction, ClientReply
 from .run import Run
-from .saving.underway import Sent
+from .saving.pending import Sent
 
 Delay = Callable[[int, int], float]
 """``delay(server_round, client)``: simulated seconds from an instruction to its reply."""
@@ -78,7 +78,7 @@ class ArrivalLink(GridLink):
         asked: dict[int, ClientInstruction],
     ) -> Iterable[ClientReply]:
         """Send instructions to their clients; return the replies up to the next usable one."""
-        underway, intake = self.run.underway, self.run.intake
+        underway, intake = self.run.pending, self.run.validation
         if math.isnan(self._began):
             self._began = time.monotonic() - underway.clock
         if self.together():
@@ -92,11 +92,11 @@ class ArrivalLink(GridLink):
             underway.add(client, instruction, server_round, arrival)
         self._check_bound(server_round)
         self._send(grid)
-        replies, intake.asked = [], {}
+        replies, intake.sent = [], {}
         while underway.sent:
             client = self._next(grid, timeout, server_round)
             sent, found = underway.sent.pop(client), self._replies.pop(client)
-            intake.asked[client] = sent.instruction
+            intake.sent[client] = sent.instruction
             replies += found
             if intake.is_usable(client, found, self.run.upload_spec_of):
                 underway.staleness = server_round - sent.server_round
@@ -108,7 +108,7 @@ class ArrivalLink(GridLink):
 
         Otherwise clients that are still training are not disturbed, until the last round is over.
         """
-        underway = self.run.underway
+        underway = self.run.pending
         if self.delay is not None:
             self._await(grid, timeout, underway.sent.keys(), every=True)
         self._collect(grid)
@@ -131,13 +131,13 @@ class ArrivalLink(GridLink):
 
     def _advance(self, arrival: float) -> None:
         """Set the clock to an arrival, or to the real time where none is simulated."""
-        underway = self.run.underway
+        underway = self.run.pending
         now = time.monotonic() - self._began if self.delay is None else arrival
         underway.clock = max(underway.clock, now)
 
     def _check_bound(self, server_round: int) -> None:
         """Refuse a bound that cannot be kept from the start on."""
-        count, bound = len(self.run.underway.sent), self.max_staleness
+        count, bound = len(self.run.pending.sent), self.max_staleness
         if bound is not None and server_round == 1 and bound < count - 1:
             raise ValueError(
                 f"max_staleness is {bound}, but {count} clients train at a time, so that the reply "
@@ -150,7 +150,7 @@ class ArrivalLink(GridLink):
 
         With the k + 1 oldest all due within k rounds from this one, it must be one of these.
         """
-        sent = self.run.underway.sent
+        sent = self.run.pending.sent
         oldest = sorted(sent, key=lambda client: (sent[client].server_round, client))
         if self.max_staleness is not None:
             for k, client in enumerate(oldest):
@@ -160,7 +160,7 @@ class ArrivalLink(GridLink):
 
     def _next(self, grid: Grid, timeout: float, server_round: int) -> int:
         """Wait for the next reply, or until there will be none; return whose it is."""
-        underway, eligible = self.run.underway, self._eligible(server_round)
+        underway, eligible = self.run.pending, self._eligible(server_round)
         sent = underway.sent
         if self.delay is None:
             client, arrival = self._await(grid, timeout, eligible), math.nan
@@ -180,7 +180,7 @@ class ArrivalLink(GridLink):
 
     def _send(self, grid: Grid) -> None:
         """Send what is under way and was not sent yet, each client a message of its own."""
-        sent = self.run.underway.sent
+        sent = self.run.pending.sent
         for client, question in list(self._questions.items()):
             if sent.get(client) is not question.of:
                 del self._questions[client]

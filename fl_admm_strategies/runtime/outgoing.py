@@ -15,7 +15,7 @@ from .messages.schema import Instruction, Instructions
 from .messages.stamp import made_by
 from .messages.wire import OutOfRangeError, Reduction, WireDtype
 from .saving.resume import Resume
-from .trust.intake import Intake
+from .trust.validation import ReplyValidation
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Outgoing:
     ----------
     algorithm : Algorithm
         Whose they are.
-    membership, sampling, resume, intake
-        The run's collaborators; `intake` is told who was asked what.
+    membership, sampling, resume, validation
+        The run's collaborators; `validation` gets what was sent.
     wire_dtype : {"float16"} or None
     """
 
@@ -35,7 +35,7 @@ class Outgoing:
     membership: Membership
     sampling: Sampling
     resume: Resume
-    intake: Intake
+    validation: ReplyValidation
     wire_dtype: WireDtype
 
     def complete(
@@ -80,14 +80,14 @@ class Outgoing:
                 try:
                     groups, said = reduce(instruction.groups)
                 except OutOfRangeError as error:
-                    self.intake.refuse(server_round, client, f"it is not asked: {error}")
+                    self.validation.refuse(server_round, client, f"it is not asked: {error}")
                     beyond = error
                     continue
                 common |= said
             asked[client] = ClientInstruction(groups, common | instruction.config)
         if beyond is not None and not asked:
             raise beyond
-        self.intake.asked = asked
+        self.validation.sent = asked
         return asked
 
     def of_run(self, client: int) -> dict[str, Scalar]:

@@ -105,7 +105,7 @@ class Privacy:
             )
         self.setting = setting
         self._seed = seed
-        self.begin()
+        self.reset()
 
     @property
     def is_central(self) -> bool:
@@ -125,7 +125,7 @@ class Privacy:
             return {CLIP: dp.clip, NOISE: dp.std}
         return {CLIP: dp.clip} if upload.kind == "sum" else {}
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Start a run."""
         self._spent: dict[int, float] = {}  # the sum of 1/z^2 over the rounds a client was asked in
         self._rounds = Counter[tuple[float, int, int]]()  # by z, the clients asked, and all

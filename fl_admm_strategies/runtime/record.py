@@ -53,9 +53,9 @@ class Record:
     """
 
     def __init__(self) -> None:
-        self.begin(ArrayRecord())
+        self.reset(ArrayRecord())
 
-    def begin(self, arrays: ArrayRecord) -> None:
+    def reset(self, arrays: ArrayRecord) -> None:
         """Start a run from an initial model."""
         self.train_metrics: dict[int, dict[int, Metrics]] = {}
         self.evaluate_metrics: dict[int, dict[int, Metrics]] = {}

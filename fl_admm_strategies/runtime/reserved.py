@@ -61,7 +61,7 @@ def _sent_by(kind: type, method: str) -> Iterator[str]:
     """Yield the names of the settings in the messages of a method, by its annotation."""
     messages = [*_messages_in(get_type_hints(getattr(kind, method)).get("return"))]
     if method == "train_instructions":
-        messages.append(getattr(kind, "told", Instruction))  # of a `ToldStrategy`
+        messages.append(getattr(kind, "message_type", Instruction))  # of a `OneMessageStrategy`
     for message in messages:
         yield from setting_names(message)
 

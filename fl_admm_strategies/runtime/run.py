@@ -41,6 +41,7 @@ from .messages.wire import WireDtype
 from .outgoing import Outgoing
 from .privacy import Privacy
 from .record import Record
+from .saving.pending import PENDING, PendingReplies
 from .saving.resume import Resume
 from .saving.state import (
     BASE,
@@ -51,12 +52,11 @@ from .saving.state import (
     load_arrays,
     parts_by_client,
 )
-from .saving.underway import UNDERWAY, Underway
-from .trust.bound import Bound
-from .trust.health import Health
-from .trust.intake import Intake
+from .trust.divergence import DivergenceMonitor
 from .trust.layout import Layout
+from .trust.limit import UploadLimit
 from .trust.means import weighted_means, without_extremes
+from .trust.validation import ReplyValidation
 from .uploads import OnTheWay
 
 Exchange = Callable[[dict[int, ClientInstruction], str], Iterable[ClientReply]]
@@ -75,8 +75,8 @@ class Run:
         Whose state changes.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn, wire_dtype
         Settings of the strategy.
-    membership, sampling, intake, bound, privacy
-        The run's collaborators; `record`, `resume` and `underway` are its own.
+    membership, sampling, validation, limit, privacy
+        The run's collaborators; `record`, `resume` and `pending` are its own.
 
     Attributes
     ----------
@@ -95,8 +95,8 @@ class Run:
     algorithm: Algorithm
     membership: Membership
     sampling: Sampling
-    intake: Intake
-    bound: Bound
+    validation: ReplyValidation
+    limit: UploadLimit
     privacy: Privacy
     train_metrics_aggr_fn: MetricsAggrFn | None = None
     evaluate_metrics_aggr_fn: MetricsAggrFn | None = None
@@ -105,11 +105,11 @@ class Run:
     def __post_init__(self) -> None:
         algorithm = self.algorithm
         self.record, self.resume = Record(), Resume()
-        self.health = Health(type(algorithm).__name__)
-        self.layout, self.underway = Layout(), Underway()
+        self.divergence = DivergenceMonitor(type(algorithm).__name__)
+        self.layout, self.pending = Layout(), PendingReplies()
         self.alterations: list[OnTheWay] = []  # between the bound and the noise
         self.outgoing = Outgoing(
-            algorithm, self.membership, self.sampling, self.resume, self.intake, self.wire_dtype
+            algorithm, self.membership, self.sampling, self.resume, self.validation, self.wire_dtype
         )
         self.model_spec: Spec = {}
         self.last_round = 0
@@ -187,13 +187,13 @@ class Run:
         resume.compare_clients(found, announced, allow_missing=allow_missing)
         self.membership.reset(resume.saved_clients or found, announced)
         self.sampling.reset()
-        self.intake.begin()
-        self.bound.begin()
-        self.privacy.begin()
-        self.record.begin(to_array_record(arrays))
-        self.health.begin()
+        self.validation.reset()
+        self.limit.reset()
+        self.privacy.reset()
+        self.record.reset(to_array_record(arrays))
+        self.divergence.reset()
         self.last_round, self.num_rounds, self._has_rows = 0, None, False
-        self.underway = Underway()
+        self.pending = PendingReplies()
         self._is_open = False
         if exchange is not None and algorithm.method is not None:
             complete = partial(self.outgoing.complete, 0, {**(config or {}), "handshake": True})
@@ -202,7 +202,7 @@ class Run:
                 self.membership.ids,
             )
             order = [ids[place] for place in chance.permutation(len(ids))]
-            layout.ask(complete, exchange, self.intake, order)
+            layout.ask(complete, exchange, self.validation, order)
         self.privacy.check(algorithm, layout, self.wire_dtype)
         self._init_state()
         if resume.saved is not None:
@@ -234,7 +234,7 @@ class Run:
             replies = dict(sorted((replies | more).items()))
         reasons = self._complaints(replies) if replies else {}
         for client, reason in reasons.items():
-            self.intake.refuse(0, client, reason)
+            self.validation.refuse(0, client, reason)
         unusable = [c for c in replies if c in reasons or not self._may_join(0, c, replies)]
         if failed or unusable:
             self._begin_without({*failed, *unusable})
@@ -250,7 +250,8 @@ class Run:
         if not (left := [client for client in members.ids if client not in clients]):
             raise RuntimeError(
                 f"The handshake before round 1 failed for all clients, {listing(members.ids)}, and "
-                f"{type(self.algorithm).__name__} needs their answers. {self.intake.last_refusal} "
+                f"{type(self.algorithm).__name__} needs their answers. "
+                f"{self.validation.last_refusal} "
                 "(Where their app has mods, docs/composition.md says which methods go with them.)"
             )
         log(
@@ -291,7 +292,7 @@ class Run:
             0, {**config, "handshake": True}, handshake.instructions, spec
         )
         replies = exchange(asked, MessageType.TRAIN)
-        accepted = self.intake.accept(0, replies, spec, optional=optional)
+        accepted = self.validation.accept(0, replies, spec, optional=optional)
         self.record.count_down(server_round, asked)
         self.record.count_up(server_round, accepted.replies)
         return accepted.replies, sorted(asked.keys() - accepted.replies.keys())
@@ -359,7 +360,7 @@ class Run:
         try:
             self.algorithm.new_client(client, replies.get(client))
         except ValueError as error:
-            self.intake.refuse(server_round, client, str(error))
+            self.validation.refuse(server_round, client, str(error))
             return False
         return True
 
@@ -377,8 +378,8 @@ class Run:
         """Draw the clients of a round and return what each gets."""
         members, algorithm = self.membership, self.algorithm
         pool = sorted([*members.ids, *members.joining])
-        self.underway.keep(pool)
-        sampled = self.sampling.for_training(pool, self.underway.sent)
+        self.pending.keep(pool)
+        sampled = self.sampling.for_training(pool, self.pending.sent)
         log(INFO, "configure_train: Sampled %s clients (out of %s)", len(sampled), len(pool))
         new = self._new_rows({c: members.joining[c] for c in sampled if c in members.joining})
         for part in parts_by_client(algorithm.state):
@@ -401,29 +402,29 @@ class Run:
         None where no reply is usable. Where nobody could ever train, the run ends after `PATIENCE`
         rounds; at once if all clients are of the wrong kind.
         """
-        algorithm, asked = self.algorithm, self.intake.asked
+        algorithm, asked = self.algorithm, self.validation.sent
         self._is_open = False
-        taken, lost = self.intake.accept(server_round, replies, self.upload_spec_of)
+        taken, lost = self.validation.accept(server_round, replies, self.upload_spec_of)
         uploads = {}
         for client, reply in taken.items():
             try:
                 algorithm.check_reply(client, reply)
                 self.privacy.check_reply(reply)
             except ValueError as error:
-                self.intake.refuse(server_round, client, str(error))
+                self.validation.refuse(server_round, client, str(error))
             else:
-                reply.asked = asked[client]
+                reply.sent = asked[client]
                 uploads[client] = reply
-        training = len(asked) + len(self.underway.sent)
-        self.health.note_infinite(
-            server_round, self.intake.infinite * len(asked) / max(training, 1)
+        training = len(asked) + len(self.pending.sent)
+        self.divergence.note_infinite(
+            server_round, self.validation.infinite * len(asked) / max(training, 1)
         )
         self.last_round = server_round
         arrived = uploads
-        for alteration in (self.bound, *self.alterations, self.privacy):
+        for alteration in (self.limit, *self.alterations, self.privacy):
             arrived, refused = alteration.apply(server_round, arrived)
             for client, reason in refused.items():
-                self.intake.refuse(server_round, client, reason)
+                self.validation.refuse(server_round, client, reason)
         accepted = {client: uploads[client] for client in arrived}
         if accepted:
             self._update_state(server_round, arrived)
@@ -431,11 +432,11 @@ class Run:
             log(WARNING, "round %s: no usable reply, nothing changes", server_round)
             self._on_state_lost(server_round, lost)
             if not lost:
-                self.health.count_empty_round(
-                    self.intake.explain(), hopeless=self.intake.only_wrong_clients
+                self.divergence.count_empty_round(
+                    self.validation.explain(), hopeless=self.validation.only_wrong_clients
                 )
             return None
-        accepted = self.health.watch(server_round, accepted, self.membership.version)
+        accepted = self.divergence.watch(server_round, accepted, self.membership.version)
         self.membership.accept(accepted, server_round)
         self.membership.asked_in_vain(asked.keys() - accepted.keys(), server_round)
         local = self.privacy.is_local
@@ -450,14 +451,14 @@ class Run:
         else:
             means = aggregated_by(function, "train_metrics_aggr_fn", accepted)
         clients = {client: reply.metrics for client, reply in accepted.items()}
-        means = algorithm.metrics("train", clients, means) | self.bound.measured()
+        means = algorithm.metrics("train", clients, means) | self.limit.measured()
         means |= self.privacy.measured()
         self.record.trained(server_round, means)
         return means
 
     def upload_spec_of(self, client: int) -> Spec:
         """Return the names, shapes and dtypes of a client's upload in this round."""
-        return self._spec_of(self.algorithm.upload_spec(), self.intake.asked[client])
+        return self._spec_of(self.algorithm.upload_spec(), self.validation.sent[client])
 
     @staticmethod
     def _spec_of(spec: Spec, sent: ClientInstruction) -> Spec:
@@ -478,7 +479,7 @@ class Run:
                 "and SecAgg+ do where a client has failed: the log above says which, and why"
             )
             log(WARNING, "the last round changed nothing: %s", reason)
-            self.health.count_empty_round(reason, hopeless=False)
+            self.divergence.count_empty_round(reason, hopeless=False)
 
     def adopt(self, arrays: Arrays) -> None:
         """Go on from another global model than the method's own, as a hook or wrapper returned it.
@@ -538,7 +539,7 @@ class Run:
         self, server_round: int, config: Mapping[str, Any]
     ) -> dict[int, ClientInstruction]:
         """Draw the clients that evaluate and return the models each gets."""
-        pool = [c for c in self.membership.ids if c not in self.underway.training]
+        pool = [c for c in self.membership.ids if c not in self.pending.training]
         if not (sampled := self.sampling.for_evaluation(pool)):
             return {}
         instructions = self.algorithm.evaluate_instructions(server_round, sampled)
@@ -547,10 +548,10 @@ class Run:
     @collector_paused()
     def aggregate_evaluate(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
         """Check the replies of an evaluation and return the mean metrics."""
-        anybody = bool(self.intake.asked)
-        failure = self.intake.last_refusal  # that of the training says more
-        accepted, lost = self.intake.accept(server_round, replies, spec=None)
-        self.intake.last_refusal = failure
+        anybody = bool(self.validation.sent)
+        failure = self.validation.last_refusal  # that of the training says more
+        accepted, lost = self.validation.accept(server_round, replies, spec=None)
+        self.validation.last_refusal = failure
         self._on_state_lost(server_round, lost)
         # A client without test data says so with 0 examples; it has no say in the means.
         accepted = {i: reply for i, reply in accepted.items() if reply.num_examples > 0}
@@ -591,7 +592,7 @@ class Run:
         found = dict(metrics)
         own = self.train_metrics_aggr_fn is not None
         trained = {} if own else self.record.train_metrics.get(server_round, {})
-        plain, robust = map(self.intake.means_of, (trained, without_extremes(trained)))
+        plain, robust = map(self.validation.means_of, (trained, without_extremes(trained)))
         for name, mean in plain.items():
             if found.get(f"train-{name}") == mean:  # else the server has measured it itself
                 found[f"train-{name}"] = robust[name]
@@ -599,7 +600,7 @@ class Run:
         evaluated = {} if own else self.record.evaluate_metrics.get(server_round, {})
         if evaluated:
             held = without_extremes(evaluated)
-            means = self.algorithm.metrics("evaluate", held, self.intake.means_of(held))
+            means = self.algorithm.metrics("evaluate", held, self.validation.means_of(held))
             found |= self._with_headline(means)
         return found | self.record.central(server_round)
 
@@ -620,7 +621,7 @@ class Run:
 
     def close_round(self, server_round: int, *, last: bool = False) -> None:
         """Save a round, once all of it is over, if it is time to; `last` says that none follows."""
-        self.health.check_finite(self.algorithm.state, server_round)
+        self.divergence.check_finite(self.algorithm.state, server_round)
         recorded = self.resume.record(self.record.entry(server_round))
         if recorded and (last or self.resume.is_due(server_round)):
             self._save(server_round)
@@ -632,12 +633,12 @@ class Run:
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the server's state; the algorithm's arrays may be views of it."""
         state = prefixed(_STATE, arrays_of(self.algorithm.state))
-        return {**self._base(), **state, **prefixed(UNDERWAY, self.underway.state_arrays())}
+        return {**self._base(), **state, **prefixed(PENDING, self.pending.state_arrays())}
 
     def _base(self) -> dict[str, NDArray[Any]]:
         arrays = {"round": np.array(self.last_round, dtype=np.int64)}
         arrays |= self.membership.state_arrays() | self.sampling.state_arrays()
-        arrays |= self.bound.state_arrays() | self.privacy.state_arrays()
+        arrays |= self.limit.state_arrays() | self.privacy.state_arrays()
         return prefixed(BASE, arrays)
 
     def go_on_from(self, state: Saved) -> None:
@@ -649,7 +650,7 @@ class Run:
             If an entry is missing, or has another shape or dtype than it must.
         """
         expected = self._base()
-        for name in prefixed(BASE, self.bound.state_arrays()).keys() - state.keys():
+        for name in prefixed(BASE, self.limit.state_arrays()).keys() - state.keys():
             del expected[name]  # the saved run had another bound, or none
         if prefixed(BASE, self.privacy.state_arrays()).keys() - state.keys():
             raise ValueError(
@@ -665,13 +666,13 @@ class Run:
             load_arrays(self.algorithm.state, state, type(self.algorithm).__name__)
             if not is_finite(self.algorithm.state):
                 raise ValueError("it is not finite, which no run's is")
-            for part in (self.membership, self.sampling, self.bound, self.privacy):
+            for part in (self.membership, self.sampling, self.limit, self.privacy):
                 part.load_state_arrays(base)
-            self.underway.load_state_arrays(under(UNDERWAY, saved))
+            self.pending.load_state_arrays(under(PENDING, saved))
         except Exception as error:  # it may be anything
             raise ValueError(f"The saved state cannot be used: {error}") from error
         self.last_round = int(base["round"])
-        self.health.ever_usable = any(self.membership.last_accepted.values())
+        self.divergence.ever_usable = any(self.membership.last_accepted.values())
 
 
 def fingerprint(algorithm: Algorithm, spec: Spec) -> dict[str, Any]:

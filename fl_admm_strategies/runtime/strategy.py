@@ -17,7 +17,15 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Spec
-from ..maths.checks import Count, Positive, Share, WholeNumber, check_count, check_positive
+from ..maths.checks import (
+    Count,
+    Fraction,
+    Positive,
+    Share,
+    WholeNumber,
+    check_count,
+    check_positive,
+)
 from ..maths.seeds import short
 from .aggregation import MetricsAggrFn
 from .algorithm import Algorithm, OnClient
@@ -43,14 +51,14 @@ from .progress import in_short, progress_bar
 from .record import Traffic
 from .reserved import check_user_settings
 from .run import Exchange, Run
-from .trust.bound import Bound, MaxNorm
-from .trust.intake import Intake
+from .trust.limit import MaxNorm, UploadLimit
+from .trust.validation import ReplyValidation
 
 _QUERY_TIMEOUT = 3600.0  # seconds for a handshake, where the caller brings a loop of its own
 
 
 class StatefulStrategy(HasSettings, Algorithm, Strategy):
-    """Base class: a Flower strategy that keeps state for every client, all of which train.
+    """Base class: a Flower strategy that keeps state for every client.
 
     State is keyed by a stable client id: the partition id in simulations and wherever a node's
     config has one, the node id otherwise. One node may host many clients; with one client a node,
@@ -58,6 +66,11 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
 
     Parameters
     ----------
+    fraction_train : float (default: 1.0)
+        Fraction of the clients that train in a round, drawn uniformly without replacement.
+    min_train_nodes : int (default: 1)
+        Train at least so many clients a round, whatever `fraction_train` says. Flower's `FedAvg`
+        has 2.
     fraction_evaluate : float (default: 1.0)
         Fraction of the clients that evaluate in an evaluation round. 0 switches evaluation off.
     min_evaluate_nodes : int (default: 1)
@@ -115,6 +128,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         The algorithm's variables; there is none before `start`.
     """
 
+    fraction_train: Fraction = 1.0
+    min_train_nodes: Count = 1
     fraction_evaluate: Share = 1.0
     min_evaluate_nodes: WholeNumber = 1
     min_available_nodes: Count = 2
@@ -128,9 +143,6 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     evaluate_metrics_aggr_fn: MetricsAggrFn | None = None
     wire_dtype: WireDtype = None
     seed: WholeNumber = 0
-
-    fraction_train = 1.0  # settings of `SampledStrategy`
-    min_train_nodes = 1
 
     paper: ClassVar[str] = ""
     """Who described the method, and where: authors, venue and year, arXiv number."""
@@ -161,16 +173,16 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         )
         method, privacy = declared_method(type(self)), Privacy(self.privacy, self.seed)
         max_norm = self.default_norm if self.max_norm is None else self.max_norm
-        bound = Bound(self, max_norm, clips=self.upload.goes_with("clipping"))
+        limit = UploadLimit(self, max_norm, clips=self.upload.goes_with("clipping"))
         if self.privacy is not None and privacy.is_central:
-            bound = Bound(self, self.privacy.clip, clips=self.upload.kind == "mean")
-        intake = Intake(self.membership, method, self.upload)
+            limit = UploadLimit(self, self.privacy.clip, clips=self.upload.kind == "mean")
+        validation = ReplyValidation(self.membership, method, self.upload)
         self.run = Run(
             self,
             self.membership,
             sampling,
-            intake,
-            bound,
+            validation,
+            limit,
             privacy,
             self.train_metrics_aggr_fn,
             self.evaluate_metrics_aggr_fn,
@@ -487,7 +499,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         if stopping:
             log(INFO, "The stop rule ended the run after round %s", run.last_round)
         run.resume.close()
-        run.health.check_end(run.last_round, run.intake.last_refusal)
+        run.divergence.check_end(run.last_round, run.validation.last_refusal)
         run.record.result.arrays = self.global_arrays
         self._collected = collect_personal(run, exchange) if collect else None
         self._link.release()
@@ -597,7 +609,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         return means
 
     def _replies(self, replies: Iterable[Message]) -> list[ClientReply]:
-        return self._link.replies(replies, self.run.intake.asked)
+        return self._link.replies(replies, self.run.validation.sent)
 
     def _begin(self, grid: Grid, arrays: Arrays, exchange: Exchange, config: ConfigRecord) -> None:
         """Wait for the clients that the run needs, and begin."""

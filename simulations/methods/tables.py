@@ -13,7 +13,7 @@ from flwr.client import NumPyClient
 import clients as client_package
 import fl_admm_strategies as library
 from clients import MethodClient
-from fl_admm_strategies import SampledStrategy, StatefulStrategy
+from fl_admm_strategies import StatefulStrategy
 from fl_admm_strategies.maths.schedules import epochs_in, rate_in
 from fl_admm_strategies.runtime.common.settings import parameters_of
 
@@ -112,7 +112,7 @@ _ALL_CLIENTS = "All clients of the data set take part, training.fraction-train o
 _CHOSEN = {"max_norm", "privacy", "wire_dtype"}
 _OF_THE_RUN = {
     **dict.fromkeys(
-        parameters_of(SampledStrategy).keys() - _CHOSEN, "The app leaves it at its default."
+        parameters_of(StatefulStrategy).keys() - _CHOSEN, "The app leaves it at its default."
     ),
     "fraction_train": "It is training.fraction-train.",
     "seed": "It is seed, for all of the experiment.",

@@ -40,7 +40,7 @@ class Case:
     ----------
     name : str
     strategy : callable
-        Takes the keyword arguments of `SampledStrategy`.
+        Takes the keyword arguments of `StatefulStrategy`.
     client_class : callable
         Takes those of `TorchClient`.
     initial_arrays : callable

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import accuracy
-from fl_admm_strategies import InProcessGrid, SampledStrategy, StatefulStrategy
+from fl_admm_strategies import InProcessGrid, StatefulStrategy
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, Reply
 from fl_admm_strategies.runtime.messages.seal import SEAL
@@ -112,7 +112,7 @@ class MeanState:
     model: Arrays
 
 
-class Mean(SampledStrategy):
+class Mean(StatefulStrategy):
     """The smallest strategy: the model is the plain mean of what the clients send."""
 
     method: ClassVar = None

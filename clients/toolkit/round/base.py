@@ -22,7 +22,7 @@ from fl_admm_strategies.runtime.messages.seal import SEAL, seal
 from fl_admm_strategies.runtime.messages.stamp import check_instruction_maker, made_by
 from fl_admm_strategies.runtime.messages.wire import WIRE_DTYPE, reduced_upload, with_held_back
 from fl_admm_strategies.runtime.strategy import StatefulStrategy
-from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
+from fl_admm_strategies.runtime.trust.divergence import INITIAL_LOSS
 from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer
 
 from ..errors import plain_errors

@@ -141,7 +141,7 @@ class AsyncFPFC(FPFC):
 
     def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
         """Add how old a training's reply was, and the clock."""
-        underway = self.run.underway
+        underway = self.run.pending
         if phase == "evaluate":
             return means
         return means | {"staleness": underway.staleness, "clock": underway.clock}

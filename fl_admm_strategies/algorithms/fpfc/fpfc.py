@@ -36,7 +36,7 @@ from ...maths.penalties import L1, MCP, Penalty
 from ...runtime.algorithm import Handshake, MembersChange, OnClient
 from ...runtime.messages.records import ClientInstruction, Reply, to_array_record
 from ...runtime.messages.schema import Instructions
-from ...runtime.trust.bound import Bound
+from ...runtime.trust.limit import UploadLimit
 from ..shared.base import OwnBuffers
 from . import finding, recheck, together  # noqa: F401 (the stages of a search)
 from .diagnostics import FPFCDiagnostics, diagnose
@@ -87,7 +87,7 @@ class FPFC(FusionStrategy):
         Let clients that evaluate report two gradient norms as well, which costs each two passes
         over its training data; see `diagnostics()`.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
 
     Notes
     -----
@@ -181,13 +181,15 @@ class FPFC(FusionStrategy):
 
     def _source(self, arrays: Arrays) -> PenaltySource:
         """Return where the penalty of a run from this model comes from."""
-        self.run.bound = Bound(self, self.max_norm or math.inf)
+        self.run.limit = UploadLimit(self, self.max_norm or math.inf)
         if isinstance(self.penalty, LambdaPath):
             return PathProgress(self, self.penalty, arrays)
         if self.penalty != "auto":  # a penalty holds far clients off by itself
             return FixedPenalty(self, self.penalty)
         if self.max_norm is None:
-            self.run.bound = Bound(self, "auto", is_loose=self._is_settled, is_free=self._is_late)
+            self.run.limit = UploadLimit(
+                self, "auto", is_loose=self._is_settled, is_free=self._is_late
+            )
         search = GroupSearch(self)
         log(
             INFO,
@@ -334,7 +336,7 @@ class FPFC(FusionStrategy):
         """Return the strategy for new clients after this run, which change none of its models.
 
         ``start`` it on a grid of new clients, from `global_arrays`; one is enough, with
-        ``min_available_nodes=1``. `base` has the parameters of `SampledStrategy`, and `published`.
+        ``min_available_nodes=1``. `base` has the parameters of `StatefulStrategy`, and `published`.
         """
         return FPFCNewcomers(
             self.models(),

@@ -22,7 +22,7 @@ from ...maths.schedules import EpochSchedule, StepSize, epochs_in, rate_in
 from ...runtime.algorithm import Handshake
 from ...runtime.messages.records import Reply
 from ...runtime.models import Models
-from ...runtime.sampled import SampledStrategy
+from ...runtime.strategy import StatefulStrategy
 from ..shared.base import OwnBuffers
 from .messages import (
     CLUSTER_FIRST,
@@ -52,7 +52,7 @@ class FPFCNewcomersState:
     clients: ClientTable
 
 
-class FPFCNewcomers(SampledStrategy):
+class FPFCNewcomers(StatefulStrategy):
     """The new clients of section 6.4.2: they are the clients of this run, each independent.
 
     A new client measures the models of all groups on its training data. It begins at that of the
@@ -79,7 +79,7 @@ class FPFCNewcomers(SampledStrategy):
         without a pull, and has its pairs from its first upload on. On images such a client goes
         further than a lambda from its group, and nobody pulls it back (docs/methods/fpfc.md).
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
 
     Examples
     --------

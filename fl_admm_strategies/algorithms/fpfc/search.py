@@ -187,7 +187,7 @@ class GroupSearch(PenaltySource):
 
     def _enter(self, name: str) -> None:
         self.found.stage, self.found.rounds = STAGES.index(name), 0
-        self.fpfc.run.bound.begin_anew()  # clients are asked for something else
+        self.fpfc.run.limit.forget_norms()  # clients are asked for something else
 
     # ------------------------------------------------------------------------------------------
     # The penalty and the clusters

@@ -21,7 +21,7 @@ from ...maths.pairs import PairwiseStore
 from ...maths.penalties import Penalty, SmoothedSCAD
 from ...maths.schedules import EpochSchedule, StepSize, epochs_in, rate_in
 from ...runtime.messages.records import Reply
-from ...runtime.sampled import SampledStrategy
+from ...runtime.strategy import StatefulStrategy
 from ..shared.base import OwnBuffers
 from .messages import AnyMessage, FPFCInstruction, PathQuestion
 
@@ -66,7 +66,7 @@ class FPFCState:
         return mean
 
 
-class FusionStrategy(SampledStrategy):
+class FusionStrategy(StatefulStrategy):
     """The settings of `FPFC`, and what its stages need of it."""
 
     state: FPFCState = field(init=False)

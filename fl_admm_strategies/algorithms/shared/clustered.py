@@ -23,7 +23,7 @@ from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import ClientInstruction, Reply, to_array_record
 from ...runtime.messages.schema import Instruction, Instructions
 from .base import Weights, participants_mean
-from .models import ToldStrategy
+from .models import OneMessageStrategy
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class ClusteredState:
     clusters: Clusters
 
 
-class ClusteredStrategy(ToldStrategy):
+class ClusteredStrategy(OneMessageStrategy):
     """Base of the methods with one model for every cluster.
 
     Parameters
@@ -150,16 +150,16 @@ class ClusteredStrategy(ToldStrategy):
     local_epochs : int (default: 1)
         Local epochs: full-gradient steps with GD, passes over the data with SGD.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
     """
 
     kinds: ClassVar = {"cluster": "cluster model"}
-    told: ClassVar[type[Instruction]] = ClusterInstruction
+    message_type: ClassVar[type[Instruction]] = ClusterInstruction
 
     lr: StepSize = 0.1
     local_epochs: Count = 1
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Return the model of a client's cluster."""
         return {"model": self.state.clusters.model_of(client_id)}
 

@@ -27,7 +27,7 @@ from ...runtime.algorithm import OnClient, Phase
 from ...runtime.messages.records import Metrics
 from ...runtime.messages.schema import Instruction
 from ...runtime.trust.means import REPORTED
-from .models import ToldStrategy
+from .models import OneMessageStrategy
 
 RANKED = "ranked-users"
 """How many users of a client count in the means that tell how well items are ranked."""
@@ -89,7 +89,7 @@ class FedMCFactors(Instruction):
     confidence: float | None = None
 
 
-class CompletionStrategy(ToldStrategy):
+class CompletionStrategy(OneMessageStrategy):
     """Base of the methods of matrix completion; the initial arrays are V^0 alone, (r, n).
 
     Parameters
@@ -99,7 +99,7 @@ class CompletionStrategy(ToldStrategy):
     init_scale : float (default: 1.0)
         Entries of U_i^0 are uniform on [0, init_scale].
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
 
     Notes
     -----
@@ -149,11 +149,11 @@ class CompletionStrategy(ToldStrategy):
         (self._name,) = arrays
         return first
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return V."""
         return {"factors": self.global_model()}
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Return what draws the client's U_i^0."""
         return self.first_users(client_id)
 

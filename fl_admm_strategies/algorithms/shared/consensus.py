@@ -30,7 +30,7 @@ from ...runtime.messages.records import STEP_SUM, ClientInstruction, Metrics, Re
 from ...runtime.messages.schema import Instruction
 from ...runtime.uploads import Upload
 from .base import Duals, OwnBuffers
-from .models import ToldStrategy, on_client
+from .models import OneMessageStrategy, on_client
 from .rule import Rule
 
 Vector = NDArray[Any]
@@ -106,7 +106,7 @@ class ProximalInstruction(ConsensusInstruction):
     loss_weight: float | None = None
 
 
-class ConsensusMethod(ToldStrategy):
+class ConsensusMethod(OneMessageStrategy):
     """Base of the methods of consensus ADMM.
 
     Parameters
@@ -120,10 +120,10 @@ class ConsensusMethod(ToldStrategy):
         here; differential privacy and secure aggregation need it. When a client has left, or has
         lost its variables, all clients begin anew from w.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
     """
 
-    told: ClassVar[type[Instruction]] = ProximalInstruction
+    message_type: ClassVar[type[Instruction]] = ProximalInstruction
     rule: ClassVar[type[Rule]]
     own: ClassVar[str] = ""
     """The vector of a row that is the client's own model, where there is one."""
@@ -240,14 +240,16 @@ class ConsensusMethod(ToldStrategy):
 
     # Messages
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return the global model, and whether S is asked for."""
         seeks = self.seeks_step_sum and math.isnan(self.state.step_sum)
-        wanted = {"wants_step_sum": seeks} if issubclass(self.told, ProximalInstruction) else {}
+        wanted = (
+            {"wants_step_sum": seeks} if issubclass(self.message_type, ProximalInstruction) else {}
+        )
         model = self._block.model(self.state.w, self.state.averaged_arrays)
         return {"model": model, "optimised": self._block.names, **wanted}
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Return a client's rule, and its row where it may not hold it."""
         rule, row = self.rule_of(client_id), self._row_to_send(client_id)
         start: Arrays | None = None
@@ -305,7 +307,7 @@ class ConsensusMethod(ToldStrategy):
     def _moved(self, replies: Mapping[int, Reply]) -> NDArray[np.float64]:
         """Move the participants' rows, by the rules of their messages; return the mean for w."""
         state, mean = self.state, np.empty(self.state.w.shape)
-        sent = {client: str(reply.asked.config["rule"]) for client, reply in replies.items()}
+        sent = {client: str(reply.sent.config["rule"]) for client, reply in replies.items()}
         rules = {text: self.rule.read(text) for text in {*sent.values()}}
         turns = [
             (rules[sent[client]], self._row(client), state.clients[client], self.uploaded(reply))

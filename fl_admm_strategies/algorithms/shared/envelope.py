@@ -40,7 +40,7 @@ class EnvelopeStrategy(EveryoneTrains):
         averaged: the others receive w, train theta_i and upload nothing. False: only those of
         `fraction_train` train, for less computation and older theta_i; w is the same.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
     """
 
     lr: StepSize

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...runtime.messages.schema import Instruction
-from .models import ToldStrategy
+from .models import OneMessageStrategy
 
 
-class EveryoneTrains(ToldStrategy):
+class EveryoneTrains(OneMessageStrategy):
     """Who trains and who uploads, where a method's personal part moves in every client.
 
     Parameters
@@ -17,7 +17,7 @@ class EveryoneTrains(ToldStrategy):
     everyone_trains : bool (default: True)
         False: only those who are drawn train.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
     """
 
     everyone_trains: bool = True
@@ -34,6 +34,8 @@ class EveryoneTrains(ToldStrategy):
         self._idle = frozenset(everyone).difference(client_ids)
         return super().train_instructions(server_round, sorted({*client_ids} | self._idle))
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Return the arrays that a client uploads: none, or all (None)."""
-        return super().given_to(client_id) | {"upload": [] if client_id in self._idle else None}
+        return super().client_fields(client_id) | {
+            "upload": [] if client_id in self._idle else None
+        }

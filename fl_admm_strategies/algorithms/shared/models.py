@@ -10,37 +10,39 @@ from typing import Any, ClassVar
 from ...maths.blocks import Arrays
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.schema import Instruction
-from ...runtime.sampled import SampledStrategy
+from ...runtime.strategy import StatefulStrategy
 
 
-class ToldStrategy(SampledStrategy):
+class OneMessageStrategy(StatefulStrategy):
     """Base of the methods whose clients all get the same kind of message.
 
     Parameters
     ----------
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
     """
 
-    told: ClassVar[type[Instruction]]
-    """What they are sent: settings of the method, what is `given` to all, and `given_to` one."""
+    message_type: ClassVar[type[Instruction]]
+    """The message: settings of the method, the fields shared by all clients, and those of one."""
 
-    def given(self, server_round: int) -> dict[str, Any]:
-        """Return the fields of `told` that are the same for all clients, and no settings."""
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
+        """Return the fields of the message that all clients share, and no settings."""
         return {}
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Return the fields that differ by client; by default there are none."""
         return {}
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> Mapping[int, Instruction]:
-        """Send every client what it is told."""
-        told = partial(self.told.of, self, server_round, **self.given(server_round))
-        if type(self).given_to is ToldStrategy.given_to:  # one message for all
-            return dict.fromkeys(client_ids, told())
-        return {client: told(**self.given_to(client)) for client in client_ids}
+        """Send every client its message."""
+        message = partial(
+            self.message_type.of, self, server_round, **self.shared_fields(server_round)
+        )
+        if type(self).client_fields is OneMessageStrategy.client_fields:  # one message for all
+            return dict.fromkeys(client_ids, message())
+        return {client: message(**self.client_fields(client)) for client in client_ids}
 
 
 @dataclass
@@ -50,20 +52,20 @@ class ModelState:
     model: Arrays
 
 
-class OneModelStrategy(ToldStrategy):
+class OneModelStrategy(OneMessageStrategy):
     """Base of the methods whose state is w, the global model; personal ones stay with the clients.
 
     Parameters
     ----------
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
     """
 
     def init_state(self, arrays: Arrays) -> ModelState:
         """Start with w^0, the initial model."""
         return ModelState(arrays)
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return w."""
         return {"model": self.state.model}
 
@@ -74,7 +76,7 @@ class OneModelStrategy(ToldStrategy):
         return {name: array.copy() for name, array in self.state.model.items()}
 
 
-def on_client(strategy: SampledStrategy, more: str = "") -> OnClient:
+def on_client(strategy: StatefulStrategy, more: str = "") -> OnClient:
     """Return how personal models are got from the clients that keep them; `more` ends it."""
     return OnClient(f"Read {strategy.method}Client(...).personal_arrays() there{more}.")
 
@@ -97,13 +99,13 @@ class OwnModelEvaluation(Instruction):
     global_: Arrays | None
 
 
-class OwnModelsStrategy(ToldStrategy):
+class OwnModelsStrategy(OneMessageStrategy):
     """Base of the methods whose clients keep models of their own, begun from the state's `initial`.
 
     Parameters
     ----------
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
     """
 
     def evaluate_instructions(

@@ -61,9 +61,9 @@ class RatedRows(ConsensusMethod):
         rated = reply.arrays if self.rows == "rated" and reply is not None else {}
         return super().new_client(client_id, reply) | rated
 
-    def given_to(self, client_id: int) -> dict[str, Any]:
+    def client_fields(self, client_id: int) -> dict[str, Any]:
         """Return a client's rule, its row where it may not hold it, and V of the rated items."""
-        own = super().given_to(client_id)
+        own = super().client_fields(client_id)
         if self.rows == "all":
             return own
         items = self.state.clients.rated(client_id).items

@@ -28,7 +28,7 @@ from ...maths.checks import Share
 from ...runtime.messages.records import ARRAYS, METRICS, NUM_EXAMPLES, Reply, to_array_record
 from ...runtime.messages.schema import Instruction
 from ...runtime.uploads import Altered, Upload
-from .models import ToldStrategy
+from .models import OneMessageStrategy
 
 Rule = Literal["krum", "multi-krum", "median", "trimmed-mean"]
 Aggregation = Literal["mean", Rule]
@@ -133,7 +133,7 @@ class RobustRule:
             made = aggregate(self.rule, self.malicious, uploads)
         except ValueError as error:
             log(WARNING, "Round %s changes nothing: %s", server_round, error)
-            made = next(iter(next(iter(replies.values())).asked.groups.values()))
+            made = next(iter(next(iter(replies.values())).sent.groups.values()))
         found = {
             client: replace(reply, arrays=made, num_examples=1.0)
             for client, reply in replies.items()
@@ -141,7 +141,7 @@ class RobustRule:
         return Altered(found, {})
 
 
-class RobustStrategy(ToldStrategy):
+class RobustStrategy(OneMessageStrategy):
     """Base of the methods whose server may take a robust rule in place of a mean of models.
 
     Parameters
@@ -152,7 +152,7 @@ class RobustStrategy(ToldStrategy):
     malicious : float (default: 0.2)
         The share of a round's uploads that a rule, other than the median, takes for false.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
 
     Raises
     ------

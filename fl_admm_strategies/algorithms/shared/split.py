@@ -14,7 +14,7 @@ from ...runtime.messages.records import Reply
 from ...runtime.messages.schema import Instruction
 from ...runtime.uploads import Upload
 from .base import Weights, participants_mean
-from .models import ToldStrategy, on_client
+from .models import OneMessageStrategy, on_client
 
 PERSONAL_HEAD = "^personal_head[.]"
 """v_i of a `clients.TwoHeaded`."""
@@ -36,7 +36,7 @@ class SplitEvaluation(Instruction):
     personal: str | None
 
 
-class SplitStrategy(ToldStrategy):
+class SplitStrategy(OneMessageStrategy):
     """Base of the methods that average a part of the model, while the rest stays with the clients.
 
     Parameters
@@ -44,7 +44,7 @@ class SplitStrategy(ToldStrategy):
     weights : {"size", "uniform"} (default: "size")
         Whether u is the mean of the participants' u_i weighted by their examples, or the plain one.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `StatefulStrategy`.
     """
 
     kinds: ClassVar = {"personal": "personal model", "global": "shared part"}
@@ -60,7 +60,7 @@ class SplitStrategy(ToldStrategy):
         pattern = compile_pattern("personal", self.personal)
         return SplitState(shared_part(arrays, pattern, self.trained))
 
-    def given(self, server_round: int) -> dict[str, Any]:
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return u, and what is personal."""
         return {"shared": self.state.model, "personal": self.personal}
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...maths.blocks import Arrays, Spec
 from ...runtime.algorithm import MembersChange
 from ...runtime.messages.records import ClientInstruction
-from .models import ToldStrategy
+from .models import OneMessageStrategy
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Totals:
         self.began_in = server_round
 
 
-class TotalsStrategy(ToldStrategy):
+class TotalsStrategy(OneMessageStrategy):
     """Base of the methods with `Totals` in the field ``totals`` of their state."""
 
     def is_fresh(self, client: int) -> bool:

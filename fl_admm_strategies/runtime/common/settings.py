@@ -1,6 +1,6 @@
 """The settings of a strategy, each said once, as an annotated field of its class.
 
-    class FedProx(SampledStrategy):
+    class FedProx(StatefulStrategy):
         mu: NotNegative = 0.1
         lr: StepSize = 0.1
 

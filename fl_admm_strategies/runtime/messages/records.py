@@ -139,7 +139,7 @@ class Reply:
         The largest absolute value in the arrays.
     nbytes : int
         Bytes of the arrays as they travelled.
-    asked : ClientInstruction
+    sent : ClientInstruction
         What its client was sent for training, in this round or in an earlier one; empty in other
         phases. `Instruction.read` has it typed. Its arrays may be views of the state as it is now:
         they are not kept a second time.
@@ -152,7 +152,7 @@ class Reply:
     metrics: Metrics
     largest: float = 0.0
     nbytes: int = 0
-    asked: ClientInstruction = field(default_factory=lambda: ClientInstruction({}))
+    sent: ClientInstruction = field(default_factory=lambda: ClientInstruction({}))
     altered: bool = False
 
 

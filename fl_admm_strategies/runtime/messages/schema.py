@@ -111,7 +111,7 @@ class Instruction:
 
     @classmethod
     def read(cls, sent: ClientInstruction) -> Self:
-        """Return the message that became this instruction, such as ``reply.asked``.
+        """Return the message that became this instruction, such as ``reply.sent``.
 
         Raises
         ------

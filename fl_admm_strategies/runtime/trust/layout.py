@@ -34,7 +34,7 @@ from ..messages.records import (
 )
 from ..messages.seal import seal
 from ..saving.state import check_initial_arrays
-from .intake import Intake
+from .validation import ReplyValidation
 
 TRAINED, BUFFER, FROZEN, ABSENT = -1, -2, -3, -4
 """The roles of arrays. A number k >= 0 in place of a role: another name of the k-th array."""
@@ -126,7 +126,11 @@ class Layout:
         )
 
     def ask(
-        self, complete: Complete, exchange: Exchange, intake: Intake, clients: Sequence[int]
+        self,
+        complete: Complete,
+        exchange: Exchange,
+        intake: ReplyValidation,
+        clients: Sequence[int],
     ) -> None:
         """Ask some clients what they train, and the others if none of these answers usably.
 

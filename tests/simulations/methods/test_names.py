@@ -7,7 +7,7 @@ import pytest
 import clients
 import fl_admm_strategies
 from clients import FedGiAClient, FedGiALinearClient, FPFCClient, SGDClient
-from fl_admm_strategies import FPFC, FedAvg, FedGiA, SampledStrategy, StatefulStrategy
+from fl_admm_strategies import FPFC, FedAvg, FedGiA, StatefulStrategy
 from simulations.data import FederatedData, RatingsData, TabularData
 from simulations.methods import CLIENTS, METHODS, client_of, data_of, strategy_named
 from simulations.problems import FactorProblem, LinearProblem, TorchProblem
@@ -23,7 +23,7 @@ def test_every_strategy_of_the_library_has_a_name() -> None:
     robust = {"fedmedian", "fedtrimmedavg", "krum", "multi-krum"}
     assert all(issubclass(METHODS[name], FedAvg) for name in robust)
     found = {METHODS[name] for name in METHODS.keys() - robust}
-    assert found == strategies - {StatefulStrategy, SampledStrategy}
+    assert found == strategies - {StatefulStrategy, StatefulStrategy}
     assert METHODS.keys() >= {"fpfc", "fedmc-admm", "lp-proj-admm"}  # not fedmcadmm
 
 
@@ -51,7 +51,7 @@ def test_a_strategy_without_a_client_of_its_own_has_that_of_its_base() -> None:
         pass
 
     assert client_of(Faster, TorchProblem) is FPFCClient
-    assert data_of(SampledStrategy) == []
+    assert data_of(StatefulStrategy) == []
 
 
 def test_an_unknown_name_is_answered_with_what_was_meant() -> None:

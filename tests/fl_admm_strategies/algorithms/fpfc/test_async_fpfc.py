@@ -153,7 +153,7 @@ def slow(server_round: int, client: int) -> float:
 def test_a_client_that_is_1000_times_slower_holds_up_nobody() -> None:
     strategy = run(41, num_clients=5, delay=slow)
     assert Counter(order(strategy)) == {0: 11, 1: 10, 3: 10, 4: 10}
-    assert strategy.run.underway.clock == 11.0
+    assert strategy.run.pending.clock == 11.0
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_a_bound_on_the_staleness_makes_the_others_wait() -> None:
     strategy = run(41, num_clients=5, delay=slow, max_staleness=9)
     assert max(staleness(strategy)) == 9
     assert [k for k, client in enumerate(order(strategy)) if client == 2] == [9, 19, 29, 39]
-    assert strategy.run.underway.clock >= 4000
+    assert strategy.run.pending.clock >= 4000
 
 
 @pytest.mark.parametrize("bound", fast([4], [4, 6]))
@@ -265,7 +265,7 @@ def test_what_was_on_its_way_to_a_client_that_left_is_forgotten() -> None:
     def on_round(server_round: int, metrics: Any) -> None:
         members[server_round] = list(strategy.client_ids)
         if server_round == 6:
-            assert 2 not in strategy.run.underway.sent
+            assert 2 not in strategy.run.pending.sent
 
     strategy = AsyncFPFC(
         SCAD, delay=by_delays, max_missed_rounds=2, fraction_evaluate=0.0, **SETTINGS

@@ -32,7 +32,6 @@ from fl_admm_strategies.runtime.common.settings import (
 from tests.support.refusals import refused
 
 BASE = [*parameters_of(StatefulStrategy)]
-SAMPLED = ["fraction_train", "min_train_nodes", *BASE]
 
 
 class Low:
@@ -150,12 +149,12 @@ def test_what_is_needed_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("strategy", "own", "base"),
     [
-        (FedProx(), ["mu", "lr", "local_epochs"], SAMPLED),
+        (FedProx(), ["mu", "lr", "local_epochs"], BASE),
         (FedGiA(), ["t", "hessian", "local_steps", "fraction_admm"], BASE),
         (
             FedAPM("^head"),
             ["personal", "sigma", "personal_epochs", "tolerance", "tolerance_decay"],
-            ["rho", "lr", "local_epochs", "weights", "averaged", "published", "duals", *SAMPLED],
+            ["rho", "lr", "local_epochs", "weights", "averaged", "published", "duals", *BASE],
         ),
     ],
     ids=["FedProx", "FedGiA", "FedAPM"],

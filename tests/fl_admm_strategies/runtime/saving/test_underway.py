@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
-from fl_admm_strategies.runtime.saving.underway import Underway
+from fl_admm_strategies.runtime.saving.pending import PendingReplies
 
 
-def underway() -> Underway:
-    own = Underway()
+def underway() -> PendingReplies:
+    own = PendingReplies()
     arrays = {"anchor": {"w/1": np.arange(6.0).reshape(2, 3), "b": np.ones(3, np.float32)}}
     config = {"server-round": 4, "a": True, "b": b"\x00\xff", "c": 0.1, "d": "base64:", "run": "x"}
     own.add(2**63, ClientInstruction(arrays, config), 4, 7.25)
@@ -22,7 +22,7 @@ def underway() -> Underway:
 
 
 def test_what_is_under_way_is_saved_as_it_was() -> None:
-    saved, loaded = underway().state_arrays(), Underway()
+    saved, loaded = underway().state_arrays(), PendingReplies()
     assert all(array.dtype.kind in "biuf" for array in saved.values())
     loaded.load_state_arrays(saved)
     assert loaded.clock == 6.5
@@ -44,4 +44,4 @@ def test_a_part_that_is_missing_is_said(name: str) -> None:
     saved = underway().state_arrays()
     del saved[name]
     with pytest.raises((ValueError, KeyError), match=name):
-        Underway().load_state_arrays(saved)
+        PendingReplies().load_state_arrays(saved)

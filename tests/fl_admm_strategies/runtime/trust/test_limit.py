@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, Reply
-from fl_admm_strategies.runtime.trust.bound import FACTOR, FAR, Bound
+from fl_admm_strategies.runtime.trust.limit import FACTOR, FAR, UploadLimit
 from fl_admm_strategies.runtime.uploads import Altered
 from tests.support.refusals import refused
 
@@ -24,17 +24,17 @@ def reply(**arrays: Any) -> Reply:
     return Reply(named, 10.0, {"loss": 1.0}, largest)
 
 
-def limit(max_norm: Any, *, num_clients: int = 9, **options: Any) -> Bound:
+def limit(max_norm: Any, *, num_clients: int = 9, **options: Any) -> UploadLimit:
     """Return a bound of a run of so many clients."""
     of: Any = SimpleNamespace(
         membership=range(num_clients), upload_reference=lambda sent: sent.groups["model"]
     )
-    return Bound(of, max_norm, **options)
+    return UploadLimit(of, max_norm, **options)
 
 
-def hold(bound: Bound, replies: dict[int, Reply], reference: Arrays | None = None) -> Altered:
+def hold(bound: UploadLimit, replies: dict[int, Reply], reference: Arrays | None = None) -> Altered:
     asked = ClientInstruction({"model": reference or {}})
-    return bound.apply(4, {client: replace(one, asked=asked) for client, one in replies.items()})
+    return bound.apply(4, {client: replace(one, sent=asked) for client, one in replies.items()})
 
 
 def clipped(held: Altered) -> list[int]:
@@ -109,7 +109,7 @@ def test_what_has_no_counterpart_is_measured_from_0() -> None:
 # --- Without a max_norm ---------------------------------------------------------------------------
 
 
-def accepted(bound: Bound, *norms: float) -> list[int]:
+def accepted(bound: UploadLimit, *norms: float) -> list[int]:
     return list(hold(bound, moved(*norms)).replies)
 
 

@@ -47,7 +47,7 @@ def _rise(first: float, now: float) -> float:
     return (now - first) / max(abs(first), 1e-12) if math.isfinite(now) else math.inf
 
 
-class Health:
+class DivergenceMonitor:
     """Counts rounds with and without usable replies, and ends a run that cannot succeed.
 
     Parameters
@@ -65,9 +65,9 @@ class Health:
 
     def __init__(self, method: str) -> None:
         self.advice = f"Give {method} smaller steps (lr), or a stronger pull to the common model"
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Start a run."""
         self.ever_usable = False
         self.empty_rounds = 0

@@ -18,7 +18,7 @@ from fl_admm_strategies.runtime.messages.records import (
     Reply,
 )
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from fl_admm_strategies.runtime.trust.intake import Accepted, Intake, check_reply
+from fl_admm_strategies.runtime.trust.validation import Accepted, ReplyValidation, check_reply
 from tests.support.refusals import Warned, names, refused
 
 SPEC = {"w": ((2,), np.dtype(np.float32)), "n": ((), np.dtype(np.int64))}
@@ -103,16 +103,16 @@ def test_an_evaluation_needs_no_arrays_and_may_have_no_data() -> None:
 # --- A phase ------------------------------------------------------------------------------------
 
 
-def intake(*clients: int, known: tuple[int, ...] = ()) -> Intake:
+def intake(*clients: int, known: tuple[int, ...] = ()) -> ReplyValidation:
     members = Membership()
     members.reset(clients, 0)
     members.accept(known, 1)
-    own = Intake(members)
-    own.asked = {client: ClientInstruction({}) for client in clients}
+    own = ReplyValidation(members)
+    own.sent = {client: ClientInstruction({}) for client in clients}
     return own
 
 
-def accept(own: Intake, *replies: ClientReply) -> Accepted:
+def accept(own: ReplyValidation, *replies: ClientReply) -> Accepted:
     return own.accept(4, replies, SPEC)
 
 
@@ -134,13 +134,13 @@ def test_a_client_that_lost_its_state_is_told_apart(warned: Warned) -> None:
 def test_whose_replies_are_wanted_is_said_until_one_was_usable() -> None:
     members = Membership()
     members.reset([1], 0)
-    own = Intake(members, "FPFC")
+    own = ReplyValidation(members, "FPFC")
     failed = RawReply(error="OSError: disk full")
     right = raw()
     right = replace(right, metrics={**right.metrics, **made_by("FPFC")})
     said = []
     for one in (failed, right, failed):
-        own.asked = {1: ClientInstruction({})}
+        own.sent = {1: ClientInstruction({})}
         accept(own, (1, one))
         said.append(own.explain())
     assert names(said[0], "client 1", "OSError: disk full", "FPFCClient")

@@ -15,7 +15,7 @@ from torch import nn
 from clients import FedADMMClient, FedGiAClient, FLAMEClient, client_app
 from fl_admm_strategies import FLAME, FedADMM, FedGiA, InProcessGrid, StatefulStrategy
 from fl_admm_strategies.runtime.messages.records import Reply
-from fl_admm_strategies.runtime.trust.health import Health
+from fl_admm_strategies.runtime.trust.divergence import DivergenceMonitor
 from tests.support.refusals import names
 
 START = 2.3
@@ -25,7 +25,7 @@ def watched(
     losses: Sequence[float], caplog: pytest.LogCaptureFixture, *, start: float = START
 ) -> list[str]:
     """Return the warnings over rounds of two clients with these training losses."""
-    health = Health("FedGiA")
+    health = DivergenceMonitor("FedGiA")
     for server_round, loss in enumerate(losses, start=1):
         first = {"initial-loss": start} if server_round == 1 else {}
         replies = {c: Reply({}, 10.0, {"loss": loss, **first}, 0.0) for c in (0, 1)}
@@ -76,7 +76,7 @@ def test_a_loss_may_be_negative(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_clients_are_compared_with_their_own_start(caplog: pytest.LogCaptureFixture) -> None:
     # Client 1, whose loss is large from the start, takes part from the third round on.
-    health = Health("FedADMM")
+    health = DivergenceMonitor("FedADMM")
     for server_round in range(1, 9):
         client, start, loss = (0, 1.0, 0.5) if server_round < 3 else (1, 40.0, 20.0)
         metrics = {"loss": loss} | ({"initial-loss": start} if server_round in (1, 3) else {})
@@ -88,7 +88,7 @@ def test_clients_are_compared_with_their_own_start(caplog: pytest.LogCaptureFixt
 def test_one_client_of_several_does_not_spend_the_warning(
     said: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    health = Health("FedADMM")
+    health = DivergenceMonitor("FedADMM")
     for server_round in range(1, 9):
         first = {"initial-loss": START} if server_round == 1 else {}
         losses = {0: said, 1: 2.0, 2: 1.9}

@@ -45,7 +45,7 @@ class Measurable(Protocol):
         """Return what an upload is measured from."""
 
 
-class Bound:
+class UploadLimit:
     """Holds uploads to a distance from what their clients were sent.
 
     The distance is the Euclidean norm over all floating point arrays of an upload. Integers, such
@@ -87,15 +87,15 @@ class Bound:
         self._algorithm, self.max_norm = algorithm, max_norm
         self._clips = clips
         self._is_loose, self._is_free = is_loose, is_free
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Start a run."""
         self._norms: deque[float] = deque(maxlen=_NORMS)
         self._largest_median = 0.0
         self._measured: Metrics = {}
 
-    def begin_anew(self) -> None:
+    def forget_norms(self) -> None:
         """Forget past distances, where clients are asked for something else from now on."""
         self._norms.clear()
         self._largest_median = 0.0
@@ -104,12 +104,12 @@ class Bound:
         """Return what may be used of a round's replies, and why others may not."""
         # Who uploads nothing is at no distance, and would draw the median to 0.
         moved = [
-            c for c, reply in replies.items() if reply.arrays and not self._is_free(reply.asked)
+            c for c, reply in replies.items() if reply.arrays and not self._is_free(reply.sent)
         ]
         if self.max_norm == math.inf or not moved:
             return Altered(replies, {})
         reference = self._algorithm.upload_reference
-        starts = {client: reference(replies[client].asked) for client in moved}
+        starts = {client: reference(replies[client].sent) for client in moved}
         with np.errstate(over="ignore"):
             norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
         limit = self._limit(norms, len(self._algorithm.membership))

@@ -64,7 +64,7 @@ class Accepted(NamedTuple):
 
 
 @dataclass
-class Intake:
+class ReplyValidation:
     """Checks what comes back from the clients that were asked.
 
     Parameters
@@ -78,8 +78,8 @@ class Intake:
 
     Attributes
     ----------
-    asked : dict of int to ClientInstruction
-        What the clients of the present phase were asked; empty between two phases.
+    sent : dict of int to ClientInstruction
+        What the clients of the present phase were sent; empty between two phases.
     last_refusal : str
         Who was refused last, and why.
     only_wrong_clients : bool
@@ -95,11 +95,11 @@ class Intake:
     upload: Upload = field(default_factory=Upload)
 
     def __post_init__(self) -> None:
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Start a run."""
-        self.asked: dict[int, ClientInstruction] = {}
+        self.sent: dict[int, ClientInstruction] = {}
         self.last_refusal = "nobody was asked"
         self.only_wrong_clients = False
         self.infinite = 0.0
@@ -134,7 +134,7 @@ class Intake:
         wrong: set[int] = set()
         infinite = 0
         for client, raw in replies:
-            if client is None or client not in self.asked:
+            if client is None or client not in self.sent:
                 who = "an unknown sender" if client is None else f"client {client}"
                 reason = brief(raw.error or "it was not asked in this round")
                 self.last_refusal = f"{who}: {reason}"
@@ -155,9 +155,9 @@ class Intake:
                     self._has_right_clients = True
         several = len(wrong) >= min(2, len(self.membership))
         self.only_wrong_clients = several and wrong == answered
-        refused |= {c: "no reply within the timeout" for c in self.asked if c not in answered}
-        self.infinite = infinite / max(len(self.asked), 1)
-        self.asked = {}
+        refused |= {c: "no reply within the timeout" for c in self.sent if c not in answered}
+        self.infinite = infinite / max(len(self.sent), 1)
+        self.sent = {}
         lost = [c for c, reason in sorted(refused.items()) if self._has_lost(c, reason)]
         for client, reason in sorted(refused.items()):
             if client not in lost and not optional:
@@ -187,7 +187,7 @@ class Intake:
             raise WrongMakerError(f"it failed: {raw.error}")
         if raw.error is None or raw.metrics:
             check_reply_maker(raw.metrics, self.method)
-        wire_dtype = self.asked[client].config.get(WIRE_DTYPE)
+        wire_dtype = self.sent[client].config.get(WIRE_DTYPE)
         wanted = spec(client) if callable(spec) else spec
         reply = check_reply(raw, wanted, wire_dtype)
         if reply.altered and not self.upload.goes_with("mods"):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...maths.blocks import check_saved
 from ..messages.records import OF_RUN, ClientInstruction, groups_setting, parse_groups, to_json
 
-UNDERWAY = "underway/"
+PENDING = "underway/"
 """Before the names of what a run saves of them."""
 
 _CLOCK, _CLIENTS = "clock", "clients"
@@ -42,7 +42,7 @@ class Sent:
 
 
 @dataclass
-class Underway:
+class PendingReplies:
     """What is on its way to clients and back. Where rounds wait for everybody it is empty.
 
     Attributes
