@@ -38,7 +38,7 @@ class FedGiAClient(GradientClient, TorchClient[ConsensusInstruction]):
         super().__init__(*args, **kwargs)
         self.refuse_own_steps(
             f"FedGiA takes none of these: {self.closed_form}",
-            "use a method whose clients descend, such as FedADMM",
+            "use a method with clients that descend, such as FedADMM",
         )
 
     def loss_and_gradient(self, model: Arrays) -> tuple[float, Arrays]:

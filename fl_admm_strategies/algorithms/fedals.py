@@ -69,8 +69,8 @@ class FedALS(TotalsStrategy, ExactCompletion):
     -----
     A client sends the change of its part in the sums since its last accepted upload, so the server
     knows the sum alone, and its memory is O(r^2 n): r (r + 3)/2 numbers for each item go up. When
-    a client has left, or has lost its state, all send their whole part again: nobody can take one
-    part out of the sum. Until all have done so V is of those who have.
+    a client has left, or has lost its state, all send their whole part again, since no
+    part can be taken out of the sum. Until all have done so V is of those who have.
 
     Evaluation reports ``loss``, the objective over the number of clients, and what else
     `CompletionStrategy` says; the users' factors are those that minimise at the V of the message.
@@ -93,7 +93,7 @@ class FedALS(TotalsStrategy, ExactCompletion):
         if not self._gamma > 0:
             raise ValueError(
                 "regularizer is SquaredL2(0), expected a weight above 0: the equations of an item "
-                "that nobody rated have no solution without."
+                "that no client rated have no solution without."
             )
 
     def init_state(self, arrays: Arrays) -> FedALSState:
@@ -128,6 +128,6 @@ class FedALS(TotalsStrategy, ExactCompletion):
         matrices = sums["matrices"] + sums.get("gram", 0.0)
         try:
             solved = solve_rows(matrices, sums["vectors"], self._gamma)
-        except np.linalg.LinAlgError:  # of false numbers: the runtime finds out whose
+        except np.linalg.LinAlgError:  # of false numbers: the run ends by name
             solved = np.full_like(sums["vectors"], np.nan)
         state.items = np.ascontiguousarray(solved.T.astype(items.dtype))

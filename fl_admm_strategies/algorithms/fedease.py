@@ -103,9 +103,9 @@ class FedEASE(TotalsStrategy):
 
     Notes
     -----
-    All that counts is that a rating is listed, not what it is. A client is counted once; in later
-    rounds those are that have not been yet. When a client has left, all are counted again: nobody
-    can take one out of the sum. n (n + 1)/2 numbers go up, in single precision, which is exact for
+    It counts that a rating is listed, not its value. A client is counted once, in the first round
+    in which it takes part. When a client has left, all are counted again, since no part can be
+    taken out of the sum. n (n + 1)/2 numbers go up, in single precision, which is exact for
     counts to 16 million, and evaluation sends n^2 down: a method for some thousand items.
 
     ``privacy=ClientDP(...)`` adds noise to the sum of the counts: its `clip` is for the upload of a
@@ -173,7 +173,7 @@ class FedEASE(TotalsStrategy):
         pairs = unpacked(state.totals.sums["pairs"], len(state.weights))
         try:
             weights = ease_weights(pairs, self.lam)
-        except np.linalg.LinAlgError:  # of false numbers: the runtime finds out whose
+        except np.linalg.LinAlgError:  # of false numbers: the run ends by name
             weights = np.full_like(pairs, math.nan)
         state.weights = weights.astype(state.weights.dtype)
 

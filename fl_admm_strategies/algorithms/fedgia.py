@@ -226,15 +226,15 @@ class FedGiA(ConsensusMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._group = set[int]()  # of the round that is sent last
+        self._group, self._sigma = set[int](), math.nan  # of the round that is sent last
         if not self.published:
             raise ValueError(
                 "published is False, expected True: FedGiA has the paper's form alone."
             )
         if self.hessian == "gram" and self.duals == "client":
             raise ValueError(
-                "duals is 'client', expected 'strategy' with hessian='gram', whose clients keep "
-                "pi_i in any case and upload z_i. Leave it out."
+                "duals is 'client', expected 'strategy' with hessian='gram': its clients keep pi_i "
+                "in any case and upload z_i. Leave it out."
             )
 
     def init_state(self, arrays: Arrays) -> FedGiAState:
@@ -271,7 +271,7 @@ class FedGiA(ConsensusMethod):
         return own | {CURVATURE: curvature}
 
     def _those_too_large(self, replies: Mapping[int, Reply]) -> dict[int, str]:
-        """Return whose r_i is so large that sigma, which goes by the largest, stops the run."""
+        """Return the clients with an r_i so large that sigma, by the largest, stops the run."""
         said = {c: reply.metrics.get(CURVATURE, math.nan) for c, reply in replies.items()}
         return those_too_large(CURVATURE, said)
 
@@ -310,16 +310,16 @@ class FedGiA(ConsensusMethod):
         return set(rng.choice(self.client_ids, size=size, replace=False).tolist())
 
     def shared_fields(self, server_round: int) -> dict[str, Any]:
-        """Return x; draw the ADMM group of the round."""
-        self._group = self.admm_group(server_round)
+        """Return x; draw the ADMM group of the round, and keep its sigma."""
+        self._group, self._sigma = self.admm_group(server_round), self.sigma
         return super().shared_fields(server_round)
 
     def rule_of(self, client_id: int) -> FedGiARule:
         """Return a client's rule; one that is joining takes the gradient step, which finds pi_i."""
         steps = self.local_steps if client_id in self._group else 0
-        numbers = float(self.state.clients[client_id].curvature), self.sigma
+        curvature = float(self.state.clients[client_id].curvature)
         m, gram = self.membership.num_initial, self.hessian == "gram"
-        return FedGiARule(True, *numbers, m, steps, gram)
+        return FedGiARule(True, curvature, self._sigma, m, steps, gram)
 
     def upload_spec(self) -> Spec:
         """Return the model's arrays for the gradient; with the Gram matrix those of z_i as well."""

@@ -62,7 +62,7 @@ class FedMAvg(EveryoneTrains, CompletionStrategy):
     regularizer : SquaredL2
         R = gamma/2 |V|^2, on the items' factors; the method takes gradient steps.
     step : {"unscaled", "paper"} (default: "unscaled")
-        What weighs the data's gradient in the steps on V, whose length is 1/(5 lambda_max(U_i^T
+        What weighs the data's gradient in the steps on V, of the length 1/(5 lambda_max(U_i^T
         U_i)) in both: 1, or 1/p as the formula in FedMC-ADMM's paper has it, with which V moves
         p times less far (docs/methods/fedmavg.md, P2).
     user_steps : int (default: 10)

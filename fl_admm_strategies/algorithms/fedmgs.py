@@ -6,7 +6,7 @@ for gradient sharing, M for matrix: nothing is masked, encrypted or compressed. 
 inferred from such gradients, for which FedMC-ADMM's paper leaves the method out of its comparison.
 
 Wang, Chang, "Federated Matrix Factorization: Algorithm Design and Application to Data Clustering",
-IEEE Transactions on Signal Processing 70, 2022, arXiv:2002.04930, whose statistics U_i^T U_i and
+IEEE Transactions on Signal Processing 70, 2022, arXiv:2002.04930; its statistics U_i^T U_i and
 U_i^T M_i become gradients over the observed entries; see docs/methods/fedmgs.md. The client is
 `clients.FedMGSClient`.
 """
@@ -131,7 +131,7 @@ class FedMGS(CompletionStrategy):
             raise ValueError(too_large(CURVATURE, curvature))
 
     def _those_too_large(self, replies: Mapping[int, Reply]) -> dict[int, str]:
-        """Return whose lambda_i is so large that c_V, the mean of all, would stop the run."""
+        """Return the clients with a lambda_i so large that c_V, the mean, would stop the run."""
         said = {c: reply.metrics.get(CURVATURE, math.nan) for c, reply in replies.items()}
         return those_too_large(CURVATURE, said)
 
@@ -152,6 +152,6 @@ class FedMGS(CompletionStrategy):
         state.item_curvature, state.items = curvature, moved.astype(state.items.dtype)
 
     def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
-        """Add ``item-curvature``, c_V, whose inverse is the length of the step, to a training's."""
+        """Add ``item-curvature``, c_V, the inverse of the step's length, to a training's."""
         found = super().metrics(phase, clients, means)
         return found | {"item-curvature": self.state.item_curvature} if phase == "train" else found

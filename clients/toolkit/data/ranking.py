@@ -27,7 +27,7 @@ class Ranking:
     Attributes
     ----------
     users : int
-        How many these are; nobody else counts.
+        How many these are; no other user counts.
     hits, precision, recall, ndcg : float
         Sums of: 1 where something relevant is among the first k; the relevant share of the k; the
         share of the relevant that is among them; and the normalised discounted cumulative gain,
@@ -154,7 +154,7 @@ def leave_one_out(
     Raises
     ------
     ValueError
-        If the times are not as many as the ratings, or nobody has two ratings.
+        If the times are not as many as the ratings, or no user has two ratings.
     """
     when = np.zeros(len(ratings)) if times is None else np.asarray(times)
     if when.shape != (len(ratings),):

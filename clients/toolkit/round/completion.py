@@ -169,7 +169,7 @@ class RatingsClient(MethodClient[Asked]):
 
 
 class CompletionClient(RatingsClient[Asked]):
-    """Base of the clients of matrix completion: the ratings of some users, whose factors stay here.
+    """Base of the clients of matrix completion: some users' ratings and factors, which stay here.
 
     Parameters are those of `FedMCADMMClient`.
     """
@@ -337,7 +337,7 @@ class CompletionClient(RatingsClient[Asked]):
         Raises
         ------
         ValueError
-            If the client has no such user, or there is no such item, or nobody has V.
+            If the client has no such user, or there is no such item, or V is not known.
         """
         users, items = np.asarray(users), np.asarray(items)
         for name, indices, count in (

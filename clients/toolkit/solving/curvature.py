@@ -1,4 +1,4 @@
-"""Losses whose curvature is known, and the curvature of those where it must be estimated.
+"""Losses with a known curvature; that of all others is estimated.
 
 FedGiA needs of a client's loss f_i, beside value and gradient, an upper bound H_i of its Hessian
 (Zhou, Li, arXiv:2205.01438, (21) and Table II) and r_i, the Lipschitz constant of its gradient. For

@@ -1,7 +1,7 @@
 """Exact minimisers over users' or items' factors, the others fixed: one small system a row.
 
 With ``feedback="explicit"`` a rating is predicted as mean + b_t + c_j + u_t v_j. Rows of factors
-are (u_t, b_t) and (v_j, c_j): the last number is the bias, whose partner in the other row is the
+are (u_t, b_t) and (v_j, c_j): the last number is the bias; its partner in the other row is the
 constant 1. The mean is that of the client's training ratings. Users' loss:
 
     1/2 sum over ratings (M_tj - mean - b_t - c_j - u_t v_j)^2 + lam/2 (|u_t|^2 + b_t^2)
@@ -158,7 +158,7 @@ class FactorSolver:
         found = self._equations(self._of_rated, users)
         if self.explicit:
             solved = anchor.copy()
-        else:  # what nobody here has met is a 0 to all: one matrix for all these items
+        else:  # what no user here has met is a 0 to all: one matrix for all these items
             gram = users.T @ users + pull * np.eye(users.shape[1])
             solved = np.linalg.solve(gram, pull * anchor.T).T.astype(anchor.dtype)
         solved[self._rated] = solve_rows(

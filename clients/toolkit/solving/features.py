@@ -1,4 +1,4 @@
-"""What layers that nobody trains make of a client's data, computed once for several epochs."""
+"""The outputs of a model's frozen first layers, computed once for several epochs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATELESS: frozenset[type[nn.Module]] = frozenset(
         *(nn.LayerNorm, nn.GroupNorm),
     }
 )
-"""Layers whose output for a sample is the same every time: no dropout, no batch statistics."""
+"""Layers with the same output for a sample every time: no dropout, no batch statistics."""
 MOST_BYTES = 256 * 2**20
 """Features that would take more memory (256 MiB) are computed again in every epoch."""
 

@@ -33,7 +33,7 @@ def largest_curvature(
     Parameters
     ----------
     problem : LocalProblem
-        The loss, and the model at whose present parameters it is looked at.
+        The loss, and the model, at its present parameters.
     seed : int
         Of the direction to start from.
     tolerance : float (default: 0.001)

@@ -1,7 +1,7 @@
-"""Recommending without a federation: a finished model as a file, for anybody's few ratings.
+"""Recommending without a federation: a finished model as a file, for a few ratings of any user.
 
-A user's factors are the minimiser for their own ratings, so whoever has the items' factors can
-compute them: a client for a user who has just come, or an app on a phone. Nothing travels.
+A user's factors are the minimiser for their own ratings, so they follow from the items' factors
+alone. A client can compute them for a new user, and so can an app on a phone. Nothing travels.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Recommender(ABC):
 
     @abstractmethod
     def directions(self) -> NDArray[Any]:
-        """Return a vector for every item, (n, d): items are alike whose vectors point alike."""
+        """Return a vector for every item, (n, d): similar items have vectors of one direction."""
 
     @abstractmethod
     def _saved(self) -> NDArray[Any]: ...

@@ -213,7 +213,7 @@ class CompletionStrategy(OneMessageStrategy):
 
 
 class ExactCompletion(CompletionStrategy):
-    """Base of the methods whose clients solve for their users' factors.
+    """Base of the methods with clients that solve for their users' factors.
 
     Parameters
     ----------

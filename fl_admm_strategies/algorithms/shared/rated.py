@@ -23,7 +23,7 @@ from .rule import Row
 
 
 class RatedRows(ConsensusMethod):
-    """Base of a method of consensus on one matrix V, (r, n), whose clients rated some columns.
+    """Base of a method of consensus on V, (r, n), of which each client rated some columns.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the methods share whose server needs the sum over all clients, and not only of a round's."""
+"""The base of methods with a server that needs the sum over all clients, not of a round alone."""
 
 from __future__ import annotations
 
