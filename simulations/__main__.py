@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-# Ctrl-C while all is being imported ends the process without a word; `run` has its own.
+# Ctrl-C while all is being imported ends the process silently; `run` has its own.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # Before anything imports Flower or Ray: no telemetry unless the user turns it on

@@ -197,7 +197,7 @@ def _data(cell: Cell, settings: Settings) -> Data:
 def _measured(problem: Problem, strategy: Any, history: ScoreHistory) -> dict[str, Any]:
     """Return what a run is compared by.
 
-    ``models`` has the scores after the last round by kind of model, the first of them the headline,
+    ``models`` has the scores after the last round by kind of model, the first of them the main one,
     and every client's value; ``curves`` the means over the clients by round; ``traffic`` the bytes
     down and up by round.
     """
@@ -221,9 +221,9 @@ def _measured(problem: Problem, strategy: Any, history: ScoreHistory) -> dict[st
             "clients": values,
             "cells": history.last.cells.get(title, {}),
         }
-    headline = next(iter(models))
-    if not torch.tensor(float(models[headline]["mean"])).isfinite():
-        raise RuntimeError(f"the {headline} diverged: its {metric.measure} is not finite.")
+    main = next(iter(models))
+    if not torch.tensor(float(models[main]["mean"])).isfinite():
+        raise RuntimeError(f"the {main} diverged: its {metric.measure} is not finite.")
     curves: dict[str, list[tuple[int, float]]] = {title: [] for title in models}
     for server_round, scores in history.rounds.items():
         for title in models.keys() & scores.models.keys():

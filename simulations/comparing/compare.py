@@ -110,7 +110,7 @@ class Outcome:
         return [run for run in self.runs if "error" not in run]
 
 
-def headline(found: Found) -> Any:
+def main_scores(found: Found) -> Any:
     """Return the scores of the model that a run's method is judged by: the first of its kinds."""
     return next(iter(found["models"].values()))
 
@@ -204,7 +204,7 @@ def _value(found: Found) -> float | None:
     if "error" in found:
         return None
     sign = 1 if METRICS[found["metric"]].higher_is_better else -1
-    return sign * float(headline(found)["mean"])
+    return sign * float(main_scores(found)["mean"])
 
 
 class _Schedule:
@@ -264,4 +264,4 @@ def _in_short(found: Found) -> str:
     if "error" in found:
         return f"failed: {found['error']}"
     metric = METRICS[found["metric"]]
-    return f"{metric.text(headline(found)['mean'], unit=True)} in {found['seconds']:.1f} s"
+    return f"{metric.text(main_scores(found)['mean'], unit=True)} in {found['seconds']:.1f} s"

@@ -24,7 +24,7 @@ from ..reports.base import NONE
 from ..reports.plots import COLOURS, LINES, Picture, curves, legend_below
 from ..settings.tables import given
 from . import pages
-from .compare import COMPARISON, Found, Outcome, headline
+from .compare import COMPARISON, Found, Outcome, main_scores
 from .comparison import ComparisonPlan
 from .pages import Grid, Image, Part, code
 from .statistics import LEVEL, Mean, Ranks, mean_of, pairs_of, ranks_of, what_it_can_show
@@ -54,8 +54,8 @@ def draw_fairness(
     frame = pd.DataFrame(points, columns=["method", xlabel, ylabel])
     palette = [*islice(cycle(LINES), frame["method"].nunique())]
     figure, axes = picture.axes((8.0, 5.0))
-    looks = {"hue": "method", "style": "method", "palette": palette}
-    sns.scatterplot(frame, x=xlabel, y=ylabel, ax=axes, alpha=0.8, **looks)
+    styles = {"hue": "method", "style": "method", "palette": palette}
+    sns.scatterplot(frame, x=xlabel, y=ylabel, ax=axes, alpha=0.8, **styles)
     legend_below(figure, axes)
     picture.save(figure)
 
@@ -130,10 +130,10 @@ class ComparisonReport:
         self.title = f"{number} method{'s' if number > 1 else ''} on {run['data']}, {seeds}"
 
     def scores(self, outcome: Outcome, name: str = "mean") -> list[float]:
-        """Return a number of the headline by seed, as it is shown."""
+        """Return a number of the main model by seed, as it is shown."""
         scale = self.metric.scale
         return [
-            math.nan if (value := headline(run)[name]) is None else scale * value
+            math.nan if (value := main_scores(run)[name]) is None else scale * value
             for run in outcome.finished
         ]
 
@@ -373,7 +373,7 @@ class ComparisonReport:
         )
 
     def other_models(self) -> Iterable[Part]:
-        """List the models beside the headlines."""
+        """List the models beside the main ones."""
         rows = []
         for one in self.with_numbers:
             for title in list(one.finished[0]["models"])[1:]:
@@ -475,7 +475,7 @@ class ComparisonReport:
         return ((one, run) for one in self.outcomes for run in one.runs)
 
     def csv(self, columns: Sequence[str], lines: Iterable[dict[str, Any]]) -> str:
-        """Return a CSV file, whose first columns say which cell a line is of."""
+        """Return a CSV file, with the cell of a line in its first columns."""
         text = io.StringIO()
         keys = ["method", *self.comparison.sweep, "seed"]
         writer = csv.DictWriter(text, [*keys, *columns], lineterminator="\n")

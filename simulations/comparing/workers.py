@@ -82,7 +82,7 @@ def _unpack_and_work(packed: bytes) -> None:
 
 
 def _quietly(work: Callable[..., None], job: Any, path: Path) -> None:
-    """Do a job in a worker, whose parent hears of all that went wrong.
+    """Do a job in a worker; its parent gets all that went wrong.
 
     It has one thread: what it computes must not depend on how many workers there are.
     """

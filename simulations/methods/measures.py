@@ -98,7 +98,7 @@ def finished(
     Parameters
     ----------
     problem : Problem
-        Says what is asked for.
+        Its settings say what is measured.
     strategy : StatefulStrategy
         After its run.
     rounds : mapping of int to ModelScores
@@ -115,7 +115,7 @@ def finished(
         if title not in last.models:
             continue
         row: Cells = cells.setdefault(title, {})
-        row |= _asked(report.fairness, kind, problem.metric, clients)
+        row |= _fairness_cells(report.fairness, kind, problem.metric, clients)
         if report.target is not None:
             means = {r: s.models[title].mean for r, s in rounds.items() if title in s.models}
             row |= cost_to(report.target, problem.metric, means, strategy.traffic, itemsize)
@@ -126,7 +126,7 @@ def finished(
 
 
 def legend(report: ReportSettings) -> list[str]:
-    """Say under the table what the measures that were asked for are."""
+    """Say under the table what the measures of `report` are."""
     lines = [_MEANING[name] for name in report.fairness]
     if report.target is not None:
         lines.append(
@@ -136,7 +136,7 @@ def legend(report: ReportSettings) -> list[str]:
     return lines
 
 
-def _asked(
+def _fairness_cells(
     names: Iterable[Fairness], kind: str, metric: Metric, clients: Iterable[Mapping[str, float]]
 ) -> Cells:
     found: Cells = {}

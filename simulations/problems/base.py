@@ -103,7 +103,7 @@ class Problem(ABC):
         return len(self.data.clients)
 
     def score_of(self, kind: str, clients: Mapping[int, Metrics]) -> ScoreSummary | None:
-        """Return the metric of a kind of model in one evaluation; None where nobody has it.
+        """Return the metric of a kind of model in one evaluation; None where no client has it.
 
         Clients report ``KIND-METRIC``.
         """

@@ -68,7 +68,7 @@ class FactorProblem(Problem):
             ranks = table.builds is FedEASE or getattr(table, "feedback", "") == "implicit"
             if ranks and settings.model.headline == "rmse":
                 raise ValueError(
-                    f"{name!r} predicts no stars, whose error heads the results here. Give "
+                    f"{name!r} predicts no stars, and their error heads the results here. Give "
                     "model.headline = 'ndcg', which is for all methods."
                 )
         cls.refuse_samples(settings, "has ratings, not samples")
@@ -104,7 +104,7 @@ class FactorProblem(Problem):
     def scores(self, kinds: Mapping[str, str], clients: Mapping[int, Metrics]) -> ModelScores:
         """Pool the clients: each test rating, or each user, counts alike, as in the papers.
 
-        The one model there is, users' and items' factors together, is the headline kind.
+        The one model there is, users' and items' factors together, is the main kind.
         """
         if self.settings.model.headline == "ndcg":
             value = ranking_means(clients)["ndcg"]

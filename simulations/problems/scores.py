@@ -259,10 +259,10 @@ def column_means(clients: Iterable[Mapping[str, float]], kind: str) -> dict[str,
     kind : str
         The kind of model.
     """
-    everybody = list(clients)
+    reports = list(clients)
     return {
-        key: float(np.mean([reported[f"{kind}-{key}"] for reported in everybody]))
+        key: float(np.mean([reported[f"{kind}-{key}"] for reported in reports]))
         * (100 if column.percent else 1)
         for key, column in COLUMNS.items()
-        if everybody and all(f"{kind}-{key}" in reported for reported in everybody)
+        if reports and all(f"{kind}-{key}" in reported for reported in reports)
     }

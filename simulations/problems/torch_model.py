@@ -114,16 +114,16 @@ class TorchProblem(Problem):
 
     def __init__(self, settings: Settings, data: FederatedData) -> None:
         super().__init__(settings, data)
-        asked = settings.report.metrics
-        if asked and data.task != "classification":
+        wanted = settings.report.metrics
+        if wanted and data.task != "classification":
             raise ValueError(
-                f"report.metrics is {list(asked)}, which are of a classification; data set "
+                f"report.metrics is {list(wanted)}, which are of a classification; data set "
                 f"{data.name!r} is one of regression: leave it out."
             )
         key = "accuracy" if data.task == "classification" else "rmse"
         self._metric = METRICS[key]
         self._metric_fns: dict[str, MetricFn] = {key: accuracy if key == "accuracy" else rmse}
-        self._metric_fns |= {name: FURTHER_METRICS[name] for name in asked}
+        self._metric_fns |= {name: FURTHER_METRICS[name] for name in wanted}
         self.loss_fn = loss_of(data.task)
         """What the clients minimise: the mean over a batch."""
         name, seed = settings.model.name, settings.seed

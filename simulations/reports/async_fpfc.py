@@ -29,7 +29,7 @@ class AsyncFPFCReportSettings(ReportSettings):
 
 
 Scores = list[tuple[float | str, float]]
-"""Seconds since the start of a run, and the metric of the headline, as it is shown."""
+"""Seconds since the start of a run, and the main metric, as it is shown."""
 
 
 class AsyncFPFCReport(FPFCReport):
@@ -64,7 +64,7 @@ class AsyncFPFCReport(FPFCReport):
         return replace(base, body=(*body, age, summary), files=files, extra=extra)
 
 
-def _headline(run: Finished, scores: ModelScores) -> float:
+def _main_metric(run: Finished, scores: ModelScores) -> float:
     title = next(iter(run.strategy.kinds.values()))
     return run.problem.metric.scale * scores.models[title].mean
 
@@ -72,7 +72,7 @@ def _headline(run: Finished, scores: ModelScores) -> float:
 def _own(run: Finished) -> Scores:
     strategy = run.strategy
     return [
-        (strategy.clock[number], _headline(run, run.problem.scores(strategy.kinds, clients)))
+        (strategy.clock[number], _main_metric(run, run.problem.scores(strategy.kinds, clients)))
         for number, clients in strategy.evaluate_metrics.items()
     ]
 
@@ -98,5 +98,5 @@ def _beside(run: Finished, active: int, clock: float) -> tuple[str, Scores]:
     options = {"num_rounds": strategy.last_round, "evaluate_every": every, "stop": is_over}
     history = run_here(run.federation, fpfc, run.arrays, **options)
     return f"{history.title}, {active} a round", [
-        (now[number], _headline(run, scores)) for number, scores in history.rounds.items()
+        (now[number], _main_metric(run, scores)) for number, scores in history.rounds.items()
     ]

@@ -1,8 +1,8 @@
 """The pictures a run leaves behind: the metric over rounds, who is close to whom, and a map.
 
 The heat map and the map of the client models are those of figure 3 of FPFC (Yu et al.,
-arXiv:2211.04218), but the plane of the map is that of classical scaling, whose distances are those
-of the models, where the paper has t-SNE's, whose are not. Everything is drawn through matplotlib's
+arXiv:2211.04218), but the plane of the map is that of classical scaling, which keeps the distances
+of the models, where the paper has t-SNE's, which does not. Everything is drawn through matplotlib's
 ``Figure`` objects: no ``pyplot``, so no global state, no window and no display is needed. It
 and SciPy are imported when something is drawn: commands that draw nothing import this module, too.
 """
@@ -181,8 +181,8 @@ def legend_below(figure: Figure, axes: Any) -> None:
     rows = math.ceil(len(names) / columns)
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + 0.21 * max(0, rows - 8))
-    looks: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": 9}
-    figure.legend(handles, names, loc="outside lower center", **looks)
+    styles: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": 9}
+    figure.legend(handles, names, loc="outside lower center", **styles)
 
 
 def distance_heat_map(
@@ -271,13 +271,13 @@ def embedding(
     y = "second principal coordinate"
     colour, marker = "Colour: found cluster", "Marker: true cluster"
     frame = pd.DataFrame({x: points[:, 0], y: points[:, 1], colour: _named(labels)[drawn]})
-    looks: dict[str, Any] = {"hue": colour, "palette": _looks(frame[colour], COLOURS, "#BDBDBD")}
-    looks["hue_order"] = [*looks["palette"]]
+    styles: dict[str, Any] = {"hue": colour, "palette": _styles(frame[colour], COLOURS, "#BDBDBD")}
+    styles["hue_order"] = [*styles["palette"]]
     if true is not None:
         frame[marker] = _named(np.asarray(true))[drawn]
-        looks |= {"style": marker, "markers": _looks(frame[marker], _MARKERS, "*")}
-        looks["style_order"] = [*looks["markers"]]
-    sns.scatterplot(frame, x=x, y=y, ax=axes, edgecolor="black", linewidth=0.6, **looks)
+        styles |= {"style": marker, "markers": _styles(frame[marker], _MARKERS, "*")}
+        styles["style_order"] = [*styles["markers"]]
+    sns.scatterplot(frame, x=x, y=y, ax=axes, edgecolor="black", linewidth=0.6, **styles)
     sns.move_legend(axes, "center left", bbox_to_anchor=(1, 0.5), frameon=False)
     # One scale for both axes: a distance means the same in every direction.
     axes.set_aspect("equal", adjustable="datalim")
@@ -321,8 +321,8 @@ def _named(labels: NDArray[Any]) -> NDArray[Any]:
     return names
 
 
-def _looks(names: Any, choice: Sequence[str], other: str) -> dict[str, str]:
+def _styles(names: Any, choice: Sequence[str], other: str) -> dict[str, str]:
     """Return a colour or marker for every name, the largest cluster's first."""
     clusters = sorted(set(names) - {_OTHERS})
-    looks = dict(zip(clusters, choice, strict=False))
-    return looks | ({_OTHERS: other} if _OTHERS in set(names) else {})
+    styles = dict(zip(clusters, choice, strict=False))
+    return styles | ({_OTHERS: other} if _OTHERS in set(names) else {})

@@ -359,7 +359,7 @@ def _explain(error: Exception, failed: str) -> None:
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it without a word until a command has its own."""
+    """Run the command line; Ctrl-C ends it silently until a command has its own."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         cli(prog_name=" ".join(_program()))

@@ -250,7 +250,7 @@ def _draw_metric(
         for baseline in baselines
         for kind, curve in _curves(baseline, result).items()
     }
-    if compared:  # whose is whose
+    if compared:  # which method a curve is of
         curves = {reports.row_of(history.title, kind): curve for kind, curve in curves.items()}
     published = {
         f"{method}, published: {row[result.metric.published]:g}": row[result.metric.published]
