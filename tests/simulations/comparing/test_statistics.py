@@ -13,9 +13,7 @@ from simulations.comparing.statistics import (
     mean_of,
     pairs_of,
     ranks_of,
-    what_it_can_show,
 )
-from tests.support.refusals import names
 
 SCORES = np.array([[90.0, 91, 92, 93, 94], [80, 85, 95, 81, 82], [70, 71, 72, 73, 74]])
 
@@ -69,10 +67,3 @@ def test_ranks_are_means_over_seeds_with_ties_shared() -> None:
     tied = ranks_of(np.ones((3, 4)), higher_is_better=True)
     assert (tied.means, tied.friedman) == ([2.0, 2.0, 2.0], 1.0)
     assert math.isnan(ranks_of(SCORES[:2], higher_is_better=True).friedman)
-
-
-def test_the_sentence_says_what_the_seeds_can_show() -> None:
-    assert names(what_it_can_show(1, 3), "One seed")
-    # 3 pairs: .05 / 3 is reached by 2^(1 - n) from n = 7 on.
-    assert names(what_it_can_show(5, 3), "0.0625", "No pair", "7 seeds are needed")
-    assert not names(what_it_can_show(10, 5), "needed")

@@ -2,45 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from fl_admm_strategies.algorithms.fpfc.path import PathTaken
 from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.experiments.loading import load_settings
-from simulations.reports.fpfc import render_path
 from tests.simulations.quick_runs import result_of, rounds_of, run
-from tests.support.refusals import names, refused
-
-
-def taken(chosen: int | None = 1) -> PathTaken:
-    """Return a path of six clients whose fourth lambda was not tried."""
-    return PathTaken(
-        lams=np.array([0.0, 0.5, 1.0, 2.0]),
-        lam=0.5,
-        chosen=chosen,
-        values=np.array([0.8, 0.9, 0.7, np.nan]),
-        last_rounds=np.array([10, 25, 30, 0]),
-        labels=np.full((6, 4), -1),
-        num_groups=np.array([6, 3, 1, 0]),
-    )
-
-
-def test_every_lambda_that_was_tried_is_said_with_what_came_of_it() -> None:
-    assert render_path(taken(), "accuracy").plain == (
-        "λ tried, with clusters and accuracy on held-out samples: 0 (6; 0.8), 0.5 (3; 0.9, taken), "
-        "1 (1; 0.7)."
-    )
-    assert names(render_path(taken(None), "loss").plain, "ended before a λ was chosen", "λ=0.5")
-
-
-def test_a_grid_that_ends_too_early_is_said() -> None:
-    short = replace(taken(), lams=np.array([0.0, 0.5]), last_rounds=np.array([10, 25]))
-    assert "largest of the grid" in render_path(short, "accuracy").plain
-
+from tests.support.refusals import refused
 
 PATH = (
     'algorithm.penalty={type = "path", lams = [0, 0.5], min-rounds = 1, max-rounds = 2, tol = 9.0}'

@@ -15,7 +15,6 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from clients import client_app
-from simulations.experiments.catalogue import experiment_names, read_experiment
 from simulations.experiments.loading import load_settings
 from simulations.methods import METHODS
 from simulations.running import cli
@@ -48,19 +47,6 @@ def start(
         timeout=240,
         check=False,
     )
-
-
-def test_list_shows_every_experiment_on_80_columns() -> None:
-    code, output = invoke("list")
-    assert code == 0
-    lines = output.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines if not line.startswith(" ")] == experiment_names()
-    flat = " ".join(output.split())
-    for name in experiment_names():
-        settings = read_experiment(name)
-        profiles = f" profiles: {', '.join(settings['profiles'])}" if "profiles" in settings else ""
-        assert f"{name} {settings['title']}{profiles}" in flat
 
 
 def test_list_methods_names_every_method_with_its_paper() -> None:
