@@ -32,7 +32,7 @@ from ..runtime.common.interrupts import Interrupted, interruptible
 from ..runtime.messages.identity import IN_PROCESS
 from ..runtime.messages.records import describe, printable
 from .grid import LocalGrid, set_message_id
-from .workers import Worker, WorkerDiedError, pack_function
+from .workers import Worker, pack_function
 
 ClientAppLike: TypeAlias = Callable[[Message, Context], Message]
 Given = TypeVar("Given")
@@ -249,12 +249,12 @@ class InProcessGrid(LocalGrid):
             if task.previous is not None:
                 with suppress(CancelledError):
                     task.previous.result()
-            if task.reply.cancelled():
-                continue
             outcome: bytes | _Failure
             try:
                 outcome = self._run_on_worker(place, task)
-            except (WorkerDiedError, RuntimeError) as error:
+            except CancelledError:
+                continue
+            except Exception as error:  # where a thread ended, its messages would wait for ever
                 reason = f"{error}; debug it with workers=0"
                 outcome = _Failure(ErrorCode.UNKNOWN, reason, reason)
             with self._lock:
@@ -265,8 +265,20 @@ class InProcessGrid(LocalGrid):
                     task.reply.set_result(self._finished(task.message, outcome))
 
     def _run_on_worker(self, place: int, task: _Task) -> bytes | _Failure:
-        """Run a message on one of the workers, or on a new one in its place if it has died."""
+        """Run a message on one of the workers, or on a new one in its place if it has died.
+
+        Raises
+        ------
+        CancelledError
+            If the message was dropped before it began.
+        WorkerDiedError
+            If the process ended.
+        RuntimeError
+            If a new worker cannot load the ClientApp.
+        """
         with self._lock:
+            if task.reply.cancelled():
+                raise CancelledError
             if self._workers[place].has_died():
                 self._workers[place].kill()
                 self._workers[place] = Worker(self._function)
