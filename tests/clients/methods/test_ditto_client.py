@@ -83,13 +83,6 @@ def test_the_personal_step_changes_nothing_of_what_is_uploaded() -> None:
             np.testing.assert_array_equal(array, same)
 
 
-def test_without_a_pull_the_personal_step_is_on_the_loss_alone() -> None:
-    # Residual -3: both grow by .6; -1.8: by .36.
-    client = line_client(DittoClient)
-    client.fit(*message(lam=0.0))
-    assert_allclose(numbers(client.personal_arrays()), [1.96, 0.96, 2], rtol=1e-14)
-
-
 def test_both_models_are_evaluated_the_personal_one_first() -> None:
     # Before its first round it has w^0, which goes along: (1 - 4)^2 / 2, and (3.5 - 4)^2 / 2.
     client = line_client(DittoClient)

@@ -100,13 +100,6 @@ def test_it_goes_on_from_its_own_v_whatever_the_model_it_is_built_with() -> None
     assert_allclose(np.ravel(arrays), [2.4277509375], rtol=1e-14)
 
 
-def test_without_sigma_the_v_step_is_the_loss_alone() -> None:
-    # v: 1 + .05; 1.05 + .1 * .5 * .95 = 1.0975.
-    context = new_context()
-    client(context).fit(*message(sigma=0.0))
-    assert kept(context)["v"] == pytest.approx(1.0975, rel=1e-14)
-
-
 def test_the_accuracy_test_ends_the_u_step() -> None:
     # At v = 1.0925 the u-step's gradient is .5 (u - 2.9075) + 2 (u - 3) = 2.5 (u - 2.9815); a step
     # of .1 leaves 3/4 of it. From u = 2 its square is 6.02, then 3.39 = .5625 * 6.02, 1.90, 1.07,
@@ -152,10 +145,3 @@ def test_personal_shapes_may_not_change_between_rounds() -> None:
     with refused(ValueError, "round 1", "'v': (2,)", "'v': (1,)"):
         changed.evaluate(*evaluation(3, version=1, server_round=2))
     client(context, Pair((0.0, 0.0))).fit(*later)  # the shape it had
-
-
-def test_a_parameter_that_is_neither_shared_nor_personal_is_refused() -> None:
-    model = Pair((1.0,))
-    model.more = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    with refused(ValueError, "personal='^v'", "u, more"):
-        client(model=model).fit(*message())

@@ -14,7 +14,7 @@ from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from torch import nn
 
-from clients import FLAMEClient, accuracy, rmse
+from clients import FLAMEClient, accuracy
 from fl_admm_strategies.algorithms.flame import FLAMERule
 from fl_admm_strategies.algorithms.shared.consensus import ProximalInstruction
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
@@ -93,21 +93,6 @@ def test_the_lower_loss_decides_between_equal_accuracies() -> None:
     for kind in ("hm-oracle", "hm-val"):
         assert metrics[f"{kind}-personal"] == 0
         assert metrics[f"{kind}-loss"] == metrics["global-loss"] < metrics["personal-loss"]
-
-
-def test_the_lower_loss_decides_where_no_accuracy_is_measured() -> None:
-    def error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return rmse(outputs[:, 1], targets.float())
-
-    metrics = evaluate(client_of(batches(3, 1), metrics={"rmse": error}), -1.0, 1.0)
-    assert metrics["hm-oracle-rmse"] == metrics["global-rmse"]
-    assert metrics["hm-oracle-personal"] == 0
-
-
-def test_without_validation_data_there_is_no_validated_choice() -> None:
-    assert not [key for key in evaluate(client_of(batches(1, 0)), 1, 2) if key.startswith("hm-val")]
-    with pytest.raises(ValueError, match="validation_loader"):
-        evaluate(client_of(batches(1, 0), []), 1, 2)
 
 
 def test_it_starts_from_its_own_model_and_is_pulled_to_its_copy_of_w() -> None:

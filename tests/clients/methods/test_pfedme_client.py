@@ -55,14 +55,6 @@ def test_pfedme_takes_k_steps_on_one_batch_and_then_the_next() -> None:
     assert metrics["loss"] == pytest.approx(0.355**2 / 2, rel=1e-9)
 
 
-def test_who_is_not_averaged_trains_and_uploads_nothing() -> None:
-    client = line_client(PFedMeClient)
-    arrays, _, metrics = client.fit(*pfedme(upload=[]))
-    assert arrays == []
-    assert metrics["loss"] > 0
-    assert client.personal_arrays()["w"] > 3
-
-
 @pytest.mark.parametrize(
     ("p", "theta", "w_i"), [(2, [3.04, 0.585], [3.02, 0.5425]), (1, [2.85, 0.395], [2.5, 0.0])]
 )

@@ -141,28 +141,6 @@ def test_the_personal_models_never_leave_their_clients() -> None:
     assert len(w) == 3
 
 
-def test_the_traffic_is_fedavgs_and_the_start_once() -> None:
-    strategy = ditto()
-    run(strategy, *PARTLY, ALL)
-    # w and w^0 to both; w to both and w^0 to client 3; w to all.
-    traffic = {r: tuple(own) for r, own in strategy.traffic.items()}
-    assert traffic == {1: (32, 16), 2: (24, 16), 3: (24, 24)}
-
-
-def test_both_models_are_evaluated() -> None:
-    # After round 1 of two: v = (.185, -.35, 0), w = -.085. f_i = a_i/2 (x - b_i)^2:
-    # .815^2/2 = .3321125, .65^2 = .4225, 2 * 9 = 18; 1.085^2/2 = .5886125, .915^2 = .837225,
-    # 2 * 3.085^2 = 19.03445.
-    strategy = ditto(fraction_evaluate=1.0)
-    run(strategy, (0, 1))
-    metrics = strategy.evaluate_metrics[1]
-    personal = {i: own["personal-loss"] for i, own in metrics.items()}
-    shared = {i: own["global-loss"] for i, own in metrics.items()}
-    assert personal == pytest.approx({0: 0.3321125, 1: 0.4225, 2: 18.0}, rel=1e-12)
-    assert shared == pytest.approx({0: 0.5886125, 1: 0.837225, 2: 19.03445}, rel=1e-12)
-    assert [own["loss"] for own in metrics.values()] == list(personal.values())
-
-
 # --- Coming, going, losing ----------------------------------------------------------------------
 
 
@@ -191,15 +169,6 @@ def test_a_joining_client_starts_from_the_w_of_the_day() -> None:
     assert_allclose(w, [-0.085, 0.5320500000], atol=1e-8)
     assert v[1][2] == pytest.approx(1.8277, abs=1e-8)
     assert v[1][1] == pytest.approx(-0.5543125, abs=1e-8)
-
-
-def test_a_lost_reply_takes_the_personal_step_back() -> None:
-    # Client 3's reply of round 1 is lost: its v_3 of round 2 starts from w^0 all the same.
-    grid = Grid(DittoClient)
-    grid.spoil[1] = lambda replies: [r for r in replies if r.metadata.src_node_id != node_of(2)]
-    v, w = run(ditto(), ALL, (1, 2), grid=grid)
-    assert_allclose(w, [-0.085, 0.7375], atol=1e-8)
-    assert_allclose(v[1], [0.185, -0.5543125, 1.8534125], atol=1e-8)
 
 
 def test_the_buffers_of_both_models_are_apart() -> None:

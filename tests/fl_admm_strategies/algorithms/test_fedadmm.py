@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,8 @@ from torch import Tensor, nn
 from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM
 from fl_admm_strategies.runtime.messages.records import STEP_SUM
-from fl_admm_strategies.runtime.record import Traffic
-from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
-from tests.support.federation import WatchedGrid, client_fn_of, initial_arrays
-from tests.support.pace import fast
+from tests.support.federation import WatchedGrid
 from tests.support.refusals import refused
 
 
@@ -80,14 +76,6 @@ def test_two_rounds_by_hand(duals: Any) -> None:
         assert_allclose(2.0 * own.column("dual"), [[-1.58], [3.2]], rtol=1e-14)
 
 
-@pytest.mark.slow
-def test_it_converges_to_the_minimiser_by_the_clients_weights() -> None:
-    # sum_i alpha_i f_i, alpha = 1/2: (u - 1) + 2 (2u - 6) = 0 at u = 13/5; plain averaging of the
-    # clients' own minimisers 1 and 3 would give 2.
-    strategy = start(FedADMM(published=True, rho=2.0, lr=0.15, fraction_train=0.5, seed=1), 60)
-    assert_allclose(strategy.global_arrays["u"].numpy(), [2.6], atol=1e-3)
-
-
 def test_the_duals_balance_the_distances_whoever_takes_part() -> None:
     # FedAPM (79).
     strategy = FedADMM(published=True, rho=0.3, lr=0.2, fraction_train=0.5, seed=2)
@@ -100,34 +88,6 @@ def test_the_duals_balance_the_distances_whoever_takes_part() -> None:
     assert_allclose(np.sum(duals + 0.3 * (u - strategy.state.w), axis=0), 0, atol=1e-10)
 
 
-@cache
-def small(duals: Any, weights: Any) -> tuple[FedADMM, WatchedGrid]:
-    """Return a run of four rounds and its grid, to look at only."""
-    grid = WatchedGrid(client_app(client_fn_of(FedADMMClient)), 6)
-    strategy = FedADMM(
-        published=True, rho=0.1, lr=0.5, duals=duals, weights=weights, fraction_train=0.5, seed=3
-    )
-    strategy.start(grid, initial_arrays(), 4)
-    return strategy, grid
-
-
-@pytest.mark.parametrize("weights", fast(["size"], ["uniform", "size"]))
-def test_duals_with_the_clients_give_the_same_model_for_the_same_bytes(weights: Any) -> None:
-    (here, _), (there, _) = small("strategy", weights), small("client", weights)
-    for name, array in here.global_arrays.items():
-        # float32: w - pi/rho is rounded on one side of the wire or on the other.
-        assert_allclose(there.global_arrays[name].numpy(), array.numpy(), rtol=0, atol=1e-5)
-    # 12 + 4 + 12 + 3 numbers of 4 bytes for three clients: w down, u_i up; u_i^0 goes along where a
-    # client takes part for the first time after w has moved.
-    size, seen = 31 * 4, set[int]()
-    for server_round in (1, 2, 3, 4):
-        trained = set(here.train_metrics[server_round])
-        new = len(trained - seen) if server_round > 1 else 0
-        expected = Traffic(down=(3 + new) * size, up=3 * size)
-        assert here.traffic[server_round] == there.traffic[server_round] == expected
-        seen |= trained
-
-
 @pytest.mark.parametrize("published", [False, True])
 def test_where_the_duals_live_does_not_matter(published: bool) -> None:
     grid = scalar_grid((1.0, 2.0, -1.0, 0.5), (1.0, 6.0, 2.0, 2.0))
@@ -138,20 +98,6 @@ def test_where_the_duals_live_does_not_matter(published: bool) -> None:
     assert np.abs(here.state.clients.column("dual")).max() > 0.01
     assert_allclose(there.state.w, here.state.w, rtol=1e-12)
     assert_allclose(there.state.total, here.state.total, rtol=1e-12)
-
-
-def test_the_server_needs_no_memory_for_every_client_where_they_keep_their_duals() -> None:
-    (here, _), (there, _) = small("strategy", "uniform"), small("client", "uniform")
-    sizes = [sum(a.size for a in arrays_of(s.state).values()) for s in (here, there)]
-    # w, its first value and the sum of the messages; u_i and pi_i of six clients, or nothing.
-    assert sizes[0] - sizes[1] == 2 * 6 * 31
-    assert sizes[1] < 4 * 31
-
-
-def test_a_model_without_floating_point_arrays_is_refused() -> None:
-    initial = ArrayRecord({"count": Array(np.zeros(1, np.int64))})
-    with refused(ValueError, "floating point"):
-        FedADMM(published=True).start(scalar_grid(), initial, 1)
 
 
 def test_the_worked_example() -> None:

@@ -18,12 +18,11 @@ import torch
 from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils.data import DataLoader
 
 from clients import FLAMEClient, client_app
 from clients.toolkit.solving.objective import LocalObjective
-from fl_admm_strategies import FLAME, InProcessGrid
-from tests.support.federation import WatchedGrid, dataset, node_of
+from fl_admm_strategies import FLAME
+from tests.support.federation import WatchedGrid, node_of
 from tests.support.pace import fast
 
 Matrix = NDArray[np.float64]
@@ -325,23 +324,6 @@ def test_the_limit_is_the_minimiser(weights: str, fraction: float) -> None:
     close(alpha(strategy) @ last.theta, w, 1e-10)  # (15)
 
 
-@pytest.mark.slow
-def test_the_minimiser_of_the_golden_federation() -> None:
-    close(optimum(B, C, np.full(3, 1 / 3), 1.0)[0], (0.55555556, 0.44444444), ROUND)
-    close(optimum(B, C, np.array([0.5, 0.3, 0.2]), 1.0)[0], (0.48387097, 0.90322581), ROUND)
-    close(Quadratics().run(flame(rho=0.2), 40)[-1].w, (5 / 9, 4 / 9), 1e-4)
-
-
-def test_one_round_shrinks_the_least_squares_solutions_by_q() -> None:
-    # P16: u_i = q theta_hat_i with q = 2a/(a + rho) b/(b + lambda), w = mean u_i.
-    b, lam, rho, m = 1.3, 0.7, 0.4, 3
-    a = lam / m
-    q = 2 * a / (a + rho) * b / (b + lam)
-    one = Quadratics(np.full(m, b), C).run(flame(lam=lam, rho=rho), 1)[-1]
-    close(one.w_i + one.pi / rho, q * C)
-    close(one.w, q * C.mean(axis=0))
-
-
 # --- Accuracy-tested steps (17), (18) -----------------------------------------------------------
 
 
@@ -365,25 +347,6 @@ def test_accuracy_tested_steps_meet_their_tolerance() -> None:
             assert metrics["steps"] == 0 or residual / shrunk**2 > epsilon[i]
             assert metrics["residual"] == pytest.approx(residual, rel=1e-9, abs=1e-25)
             assert metrics["tolerance"] == pytest.approx(epsilon[i])
-
-
-def test_accuracy_tested_steps_take_no_more_than_they_need() -> None:
-    # With step 1/(b + lambda) one step is exact for a quadratic: 0 steps where the warm start is
-    # good enough, 1 otherwise.
-    strategy = flame(tolerance=1e-3, lr=0.5)
-    Quadratics(np.ones(3), C).run(strategy, 20, exact=False)
-    steps = [metrics["steps"] for metrics in strategy.train_metrics[1].values()]
-    assert steps == [1, 1, 1]
-    later = [m["steps"] for r in range(2, 21) for m in strategy.train_metrics[r].values()]
-    assert set(later) == {0, 1}
-
-
-def test_accuracy_tested_steps_end_at_their_limit() -> None:
-    strategy = flame(tolerance=1e-20, lr=1e-3, max_steps=7)
-    Quadratics().run(strategy, 1, exact=False)
-    for metrics in strategy.train_metrics[1].values():
-        assert metrics["steps"] == 7
-        assert metrics["residual"] > metrics["tolerance"]
 
 
 # --- Where the variables live -------------------------------------------------------------------
@@ -416,40 +379,6 @@ def test_duals_on_the_client_give_the_same_trajectory(published: bool) -> None:
     assert "theta" not in there.state.clients  # O(d) memory
 
 
-# --- Arrays that take no part -------------------------------------------------------------------
-
-
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-        self.head = nn.Linear(3, 3)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.head(self.norm(inputs))
-
-
-@pytest.mark.parametrize("duals", ["strategy", "client"])
-def test_buffers_are_averaged_over_the_participants(duals: str) -> None:
-    def client_fn(context: Context) -> Any:
-        data = DataLoader(dataset(int(context.node_config["partition-id"])), batch_size=64)
-        client = FLAMEClient(context, Normed(), data, nn.CrossEntropyLoss(), test_loader=data)
-        return client.to_client()
-
-    torch.manual_seed(0)
-    start = ArrayRecord(Normed().state_dict())
-    strategy = FLAME(lr=0.1, local_epochs=1, duals=duals, seed=1)
-    strategy.start(InProcessGrid(client_app(client_fn), 3), start, 1)
-    inputs = [dataset(client).tensors[0].numpy() for client in range(3)]
-    sizes = [len(x) for x in inputs]
-    expected = np.average([0.1 * x.mean(axis=0) for x in inputs], axis=0, weights=sizes)
-    arrays = strategy.global_model()
-    assert list(arrays) == list(start)
-    np.testing.assert_allclose(arrays["norm.running_mean"], expected, rtol=1e-5)
-    assert arrays["norm.num_batches_tracked"] == 1
-    assert "norm.running_mean" not in strategy._block.names
-
-
 # --- The default: theta_i and w_i jointly, in FedDyn's form (P18) ---------------------------------
 
 
@@ -470,18 +399,6 @@ def test_a_joint_step_minimises_the_lagrangian_over_theta_and_w_i() -> None:
         close(in_w_i[took_part], 0)
         close((new.pi - old.pi)[took_part], 0.05 * (new.w_i - old.w)[took_part])  # (13)
         close(new.w, new.w_i[took_part].mean(axis=0) + new.pi.mean(axis=0) / 0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("weights", "fraction"), [("uniform", 1.0), ("size", 0.5)])
-def test_the_joint_form_has_the_papers_fixed_point(weights: str, fraction: float) -> None:
-    federation = random_federation(2, m=4, d=2)
-    strategy = joint(lam=0.8, rho=0.15, weights=weights, fraction_train=fraction)
-    last = federation.run(strategy, 60 if fraction == 1 else 150)[-1]
-    w, theta = optimum(federation.b, federation.c, alpha(strategy), 0.8)
-    close(last.w, w, 1e-9)
-    close(last.theta, theta, 1e-9)
-    close(last.pi.sum(axis=0), 0, 1e-9)  # (16)
 
 
 def test_the_default_starts_where_theta_would_be_had_it_moved_with_w() -> None:

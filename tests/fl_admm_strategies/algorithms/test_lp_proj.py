@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, MessageType
+from flwr.app import ArrayRecord, Context
 from torch import nn
 
 from clients import LpProjADMMClient, client_app
@@ -154,36 +154,6 @@ def test_what_is_not_projected_is_trained_alone() -> None:
     close(personal(watched)[:, 4:], expected)
     p = projection(7, K, 4, "float64")
     close(strategy.state.clients.column("theta"), personal(watched)[:, :4] @ p.T)
-
-
-def test_a_message_has_as_many_numbers_as_the_projection_has_rows() -> None:
-    strategy = LpProjADMM(dimension=K, fraction_train=0.5, seed=7)
-    watched = grid()
-    run(strategy, 5, watched)
-    known: set[int] = set()
-    for server_round in range(1, 6):
-        asked = set(strategy.train_metrics[server_round])
-        # w; once the initial model, and P of it where w has moved
-        new = len(asked - known)
-        down = 8 * (K * len(asked) + (D + K * (server_round > 1)) * new)
-        assert strategy.traffic[server_round] == (down, 8 * K * len(asked))
-        known |= asked
-    for message in watched.phase(MessageType.EVALUATE, 5):
-        sent = sum(array.numpy().size for array in message.content["arrays"].values())
-        assert sent == (0 if message.metadata.dst_node_id - 2 in known else D)
-
-
-def test_every_client_evaluates_its_own_model() -> None:
-    strategy = LpProjADMM(dimension=K, lr=0.3, fraction_train=0.5, seed=7)
-    watched = grid()
-    run(strategy, 1, watched)
-    for i, metrics in strategy.evaluate_metrics[1].items():
-        theta = START  # of those that have not taken part yet
-        if i in strategy.train_metrics[1]:
-            model = make_client(watched.context(node_of(i))).personal_arrays()
-            theta = np.concatenate([model["first"].ravel(), model["second"]])
-        loss = B / 2 * ((theta - C[i]) ** 2).sum()
-        assert metrics["personal-loss"] == pytest.approx(loss, rel=1e-12)
 
 
 def test_more_rows_than_numbers_are_refused() -> None:

@@ -14,10 +14,10 @@ import pytest
 from flwr.app import MessageType
 from numpy.testing import assert_allclose
 
-from clients import LocalClient, PFedMeClient, PFedMeMatchedClient, client_app
-from fl_admm_strategies import InProcessGrid, Local, PFedMe, PFedMeMatched, StatefulStrategy
+from clients import PFedMeClient, PFedMeMatchedClient
+from fl_admm_strategies import PFedMe, PFedMeMatched, StatefulStrategy
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, follow
-from tests.support.federation import assert_same_runs, client_fn_of, initial_arrays, node_of
+from tests.support.federation import node_of
 from tests.support.refusals import refused
 
 PARTLY = (0, 1), (1, 2)
@@ -136,36 +136,6 @@ def test_everyone_trains_and_the_sampled_ones_are_averaged() -> None:
     assert alone[1][0] == alone[0][0] == theta[0][0]
 
 
-def test_who_is_not_averaged_receives_w_and_uploads_nothing() -> None:
-    strategy = pfedme(max_norm="auto")
-    run(strategy, *PARTLY)
-    assert {r: tuple(own) for r, own in strategy.traffic.items()} == {1: (24, 16), 2: (24, 16)}
-    assert sorted(strategy.train_metrics[1]) == [0, 1, 2]
-    strategy = pfedme(everyone_trains=False)
-    run(strategy, *PARTLY)
-    assert {r: tuple(own) for r, own in strategy.traffic.items()} == {1: (16, 16), 2: (16, 16)}
-
-
-def test_who_hosts_whom_changes_no_bit_of_it() -> None:
-    # On two nodes the messages of a node are one, with clients that upload and that do not.
-    runs = []
-    for num_nodes in (6, 2):
-        strategy = pfedme(fraction_train=0.5, seed=3, lr=0.3, fraction_evaluate=1.0)
-        app = client_app(client_fn_of(PFedMeClient), num_clients=6, cohort=False)
-        strategy.start(InProcessGrid(app, num_nodes), initial_arrays(), 2)
-        assert [len(own) for own in strategy.train_metrics.values()] == [6, 6]
-        runs.append(strategy)
-    assert_same_runs(*runs)
-
-
-def test_a_round_in_which_only_others_reply_leaves_w() -> None:
-    grid = Grid(PFedMeClient)
-    grid.spoil[2] = lambda replies: [r for r in replies if r.metadata.src_node_id == node_of(0)]
-    theta, _, w = run(pfedme(), *PARTLY, grid=grid)
-    assert w[1] == w[0]
-    assert theta[1][0] != theta[0][0]
-
-
 def test_a_joining_client_counts_with_w() -> None:
     # FLAME's form: clients 1 and 2 alone, w = (.068 - .128)/2 = -.03; then client 3 alone trains:
     # w_3 and theta from w = -.03: theta = -.03 + .1 * 4 (3.03) = 1.182, then 1.182 - .1 [4 (-1.818)
@@ -225,14 +195,6 @@ def test_the_buffers_of_the_global_model_are_the_participants_means() -> None:
     assert_allclose(flames.global_model()["seen"], [2 * np.average(N, weights=N)])
 
 
-def test_an_envelope_of_no_weight_is_local_training() -> None:
-    # lambda -> 0: theta_i of FLAME's form is Local's.
-    theta, _, _ = run(matched(lam=1e-12), ALL, ALL)
-    grid = Grid(LocalClient)
-    follow(Local(lr=0.1, local_epochs=2), grid, ALL, ALL)
-    assert_allclose(theta[1], grid.own_w(*ALL), atol=1e-10)
-
-
 # --- Settings -----------------------------------------------------------------------------------
 
 
@@ -240,13 +202,6 @@ def test_a_step_of_w_that_overshoots_is_refused() -> None:
     for strategy in (pfedme, matched):
         with refused(ValueError, "outer_lr", "lam", 2):
             strategy(outer_lr=1.0)
-
-
-def test_the_defaults_are_those_of_the_authors_code_but_for_lambda_and_the_step_sizes() -> None:
-    settings = PFedMe().settings()
-    expected = {"local_rounds": 20, "inner_steps": 5, "beta": 1.0}
-    assert settings.items() >= expected.items()
-    assert settings["everyone_trains"] is True
 
 
 def test_the_step_of_w_follows_from_lambda_unless_it_is_given() -> None:
