@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,26 +235,3 @@ def test_an_upload_stays_what_it_was_where_clients_share_a_model(
     grid = InProcessGrid(client_app(lambda context: Sharing(), num_clients=3), 1)
     found = replies(send(grid, 2, {c: ask() for c in range(3)}))
     assert [found[c].arrays["w"].tolist() for c in range(3)] == [[1, 1], [2, 2], [3, 3]]
-
-
-class Watching(NumPyClient):
-    """Uploads an array of its own, once those of the clients before it are gone."""
-
-    uploads: ClassVar[list[weakref.ref[np.ndarray]]] = []
-
-    def fit(self, parameters, config):
-        assert all(upload() is None for upload in self.uploads)
-        upload = parameters[0] + len(self.uploads)
-        self.uploads.append(weakref.ref(upload))
-        return [upload], 1, {}
-
-
-def test_clients_of_a_node_are_in_memory_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watching, "uploads", [])
-    grid = InProcessGrid(client_app(lambda context: Watching(), num_clients=4), 1)
-    gc.disable()
-    try:
-        found = replies(send(grid, 2, {c: ask() for c in range(4)}))
-    finally:
-        gc.enable()
-    assert [found[c].arrays["w"].tolist() for c in range(4)] == [[c, c] for c in range(4)]

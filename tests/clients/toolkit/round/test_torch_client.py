@@ -88,12 +88,6 @@ def test_an_evaluation_leaves_torchs_state_and_does_not_depend_on_it() -> None:
     assert reports[0] == reports[1]
 
 
-def test_a_client_on_the_cpu_seeds_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch writes down the stack for each that is not there, and would seed those that are."""
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail(f"seeded: {seed}"))
-    client().fit(*message(START))
-
-
 # --- Evaluation ---------------------------------------------------------------------------------
 
 

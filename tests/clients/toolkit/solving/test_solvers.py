@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,13 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from clients.toolkit.data.batches import split_batch
 from clients.toolkit.solving.objective import LocalObjective, ProximalTerm
-from clients.toolkit.solving.solvers import LocalProblem, descend_until, gradient_descent
+from clients.toolkit.solving.solvers import (
+    SGD,
+    LocalProblem,
+    descend_until,
+    gradient_descent,
+    sgd_of,
+)
 from tests.clients.methods.lines import half_square
 from tests.support.federation import dataset, make_model
 from tests.support.refusals import refused
@@ -40,21 +47,33 @@ def term(weight: float, **anchor: float) -> ProximalTerm:
     return ProximalTerm(weight, {name: column(value) for name, value in anchor.items()})
 
 
-@pytest.mark.parametrize("full_batch", [False, True])
-def test_the_plain_step_has_the_bits_of_torchs(full_batch: bool) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9, "weight_decay": 0.01},
+        {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True},
+    ],
+)
+def test_steps_of_sgd_have_the_bits_of_torchs(options: dict[str, Any]) -> None:
+    def torchs(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr, **options)
+
     results = []
-    for optimizer_fn in (torch.optim.SGD, partial(torch.optim.SGD)):  # the latter is torch's own
+    for optimizer_fn in (partial(torch.optim.SGD, **options), torchs):
         model = make_model()
-        gradient_descent(
+        loss = gradient_descent(
             problem_of(model, DataLoader(dataset(0), 8), nn.CrossEntropyLoss()),
             LocalObjective([ProximalTerm(0.3, {n: p + 1 for n, p in model.named_parameters()})]),
             lr=0.07,
             epochs=3,
-            full_batch=full_batch,
+            full_batch=False,
             optimizer_fn=optimizer_fn,
         )
-        results.append([*model.parameters()])
+        results.append([torch.tensor(loss), *model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert isinstance(sgd_of(0.1, partial(torch.optim.SGD, **options)), SGD)
+    assert sgd_of(0.1, torchs) is None
 
 
 @pytest.mark.parametrize("batch_size", [3, 2, 1])
