@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
 
-from clients import MeanMetric, Minibatches, SGDClient, TorchClient, accuracy
+from clients import MeanMetric, Minibatches, PFedMeClient, SGDClient, TorchClient, accuracy
 from clients.toolkit.solving import cohort
 from clients.toolkit.solving.cohort import train_together
+from fl_admm_strategies.algorithms.pfedme import PFedMeInstruction
 from fl_admm_strategies.runtime.messages.records import groups_setting
+from tests.clients.methods.messages import received
 
-CONFIG: dict[str, Any] = {"lr": 0.2, "local-epochs": 2, "seed": 3, "server-round": 1}
+CONFIG: dict[str, Any] = {"version": 0, "lr": 0.2, "local-epochs": 2, "seed": 3, "server-round": 1}
 SIZES = (21, 10, 40, 16, 34)
 FEATURES, CLASSES = 5, 3
 
@@ -243,6 +245,23 @@ def test_whatever_sizes_clients_have(
         assert_as_alone(result, made.fit(arrays, config))
 
 
+@pytest.mark.parametrize("batches", ["in memory", "a DataLoader"])
+def test_batches_that_a_method_draws_itself_are_those_that_it_draws_alone(batches: str) -> None:
+    def client(i: int) -> PFedMeClient:
+        loader = in_memory(i, 4) if batches == "in memory" else None
+        return make(i, loader=loader, client_class=PFedMeClient)  # type: ignore[arg-type,return-value]
+
+    def message(made: PFedMeClient, i: int) -> Any:
+        asked = PFedMeInstruction(made.arrays(), 1.0, 0.1, 0.5, 9, 2, "warm", None)
+        return received(asked, seed=i)
+
+    clients = [client(i) for i in range(3)]
+    results = train_together([(made, *message(made, i)) for i, made in enumerate(clients)], True)
+    for i, result in enumerate(results):
+        made = client(i)
+        assert_as_alone(result, made.fit(*message(made, i)))
+
+
 def test_a_fixed_layout_repeats_its_bits_and_seeds_tell_clients_apart() -> None:
     kind = TOGETHER["dropout"]
     first, again = (train_together([job(kind(i)) for i in (0, 1)], True) for _ in range(2))
@@ -390,6 +409,25 @@ class Branching(nn.Linear):
         return super().forward(x if float(x.sum()) > 0 else 2 * x)
 
 
+class Buffered(nn.Linear):
+    """Has a number that is no parameter, and another one in each client."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+def buffered(client: int) -> nn.Module:
+    model = Buffered(FEATURES, CLASSES)
+    model.register_buffer("scale", torch.tensor(1.0 + client))
+    return model
+
+
+def hooked(client: int) -> nn.Module:
+    model = linear()
+    model.register_forward_hook(lambda module, inputs, outputs: outputs * (1.0 + client))
+    return model
+
+
 class ModelWithLoss(nn.Linear):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(super().forward(x), y)
@@ -412,8 +450,8 @@ class TwoInputs(nn.Linear):
 
 def but_one(i: int) -> tuple[Tensor, Tensor]:
     x, y = samples(i)
-    y[0] = -100
-    return x, y
+    y[i] = -100
+    return x[:10], y[:10]
 
 
 ALONE: dict[str, Callable[[int], SGDClient]] = {
@@ -428,6 +466,8 @@ ALONE: dict[str, Callable[[int], SGDClient]] = {
     "a loss of its own": lambda i: make(i, loss=lambda out, y: F.cross_entropy(out, y)),
     "two inputs": lambda i: make(i, lambda: TwoInputs(FEATURES, 3), loader=of_two_inputs(i)),
     "a minimise of its own": lambda i: make(i, client_class=OwnLoop),
+    "buffers": lambda i: make(i, lambda: buffered(i)),
+    "hooks": lambda i: make(i, lambda: hooked(i)),
     "coupled samples": lambda i: make(i, lambda: Coupled(FEATURES, CLASSES)),
     "noise": lambda i: make(i, lambda: Shaken(FEATURES, CLASSES)),
     "a branch": lambda i: make(i, lambda: Branching(FEATURES, CLASSES)),

@@ -83,16 +83,13 @@ def test_gradient_descent_takes_the_hand_computed_steps(batch_size: int) -> None
     # = 0.6 u + 1.3: from 0 to 1.3, then to 2.08. f(1.3) = (0.09 + 7.29 + 0.36) / 6 = 1.29 is
     # reported: before the last step. A batch of any size must give the full gradient.
     data = TensorDataset(column(1, 1, 2), column(1, 4, 2))
-    model = Scalar(0.0)
-    value = gradient_descent(
-        problem_of(model, DataLoader(data, batch_size=batch_size)),
-        LocalObjective([term(2.0, u=5.0)]),
-        lr=0.1,
-        epochs=2,
-        full_batch=True,
-    )
+    # f(0) = (1 + 16 + 4) / 6 = 3.5 is noted: before the first step.
+    model, objective = Scalar(0.0), LocalObjective([term(2.0, u=5.0)])
+    problem = problem_of(model, DataLoader(data, batch_size=batch_size))
+    value = gradient_descent(problem, objective, lr=0.1, epochs=2, full_batch=True)
     assert model.u.item() == pytest.approx(2.08, abs=1e-14)
     assert value == pytest.approx(1.29, abs=1e-14)
+    assert objective.first_loss == pytest.approx(3.5, abs=1e-14)
 
 
 def test_mini_batches_take_a_proximal_step_each() -> None:

@@ -29,9 +29,9 @@ def network() -> nn.Module:
         return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
 
 
-def loader() -> DataLoader[Any]:
+def loader(batches: int = BATCHES) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(2)
-    x = torch.randn(8 * BATCHES, 5, generator=generator)
+    x = torch.randn(8 * batches, 5, generator=generator)
     return DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), batch_size=8)
 
 
@@ -40,10 +40,13 @@ def job(
     *,
     wanted: bool = True,
     rho: float = 0.1,
+    batches: int = BATCHES,
     **options: Any,
 ) -> Any:
     """Return a client, and the first message of a strategy that seeks rho."""
-    client = client_class(new_context(), network(), loader(), nn.CrossEntropyLoss(), **options)
+    client = client_class(
+        new_context(), network(), loader(batches), nn.CrossEntropyLoss(), **options
+    )
     asked = ProximalInstruction(
         model=client.arrays(),
         start={},
@@ -157,9 +160,10 @@ def test_a_loop_may_say_it_itself() -> None:
     "options", [{}, {"optimizer_fn": partial(torch.optim.SGD, momentum=0.9)}, {"max_grad_norm": 1}]
 )
 def test_in_a_stack_it_is_what_it_is_alone(options: dict[str, Any]) -> None:
-    found = train_together([job(**options), job(**options)], True)
-    sums = [reply[2]["step-sum"] for reply in found if not isinstance(reply, BaseException)]
-    assert sums == [reported(**options)] * 2
+    jobs = [job(**options), job(batches=3, **options), job(**options)]
+    sums = [reply[2]["step-sum"] for reply in train_together(jobs, True)]
+    expected = [reported(batches=batches, **options) for batches in (BATCHES, 3, BATCHES)]
+    assert sums == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("client_class", [FedADMMClient, OwnLoop, WithPenalty])
