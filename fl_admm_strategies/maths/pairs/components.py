@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .algebra import Clients, Float64Array, FloatArray, Indices, Places
-from .history import History
+from .history import ModelHistory
 from .kernels import Kernels
 from .vectors import Vectors
 
@@ -13,7 +13,11 @@ _PIVOTS = 32  # clients whose distances from all others spare most others
 
 
 def components(
-    omega: FloatArray, forms: tuple[Vectors, History], kernels: Kernels, nu: float, alone: Clients
+    omega: FloatArray,
+    forms: tuple[Vectors, ModelHistory],
+    kernels: Kernels,
+    nu: float,
+    alone: Clients,
 ) -> Places:
     """Return the connected components of ||theta_ij|| <= nu; see `PairwiseStore.clusters`."""
     m = len(omega)

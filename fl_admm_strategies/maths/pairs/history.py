@@ -35,7 +35,7 @@ _OF_PAIRS, _OF_CLIENTS = ("scale", "bound", "is_norm"), ("count", "has_latest") 
 _ROUND_UP = 1 + 1e-6  # more than the rounding of a distance in float32
 
 
-class History:
+class ModelHistory:
     """Pairs by the models of their clients.
 
     Parameters

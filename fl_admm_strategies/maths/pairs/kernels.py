@@ -11,7 +11,7 @@ from ..checks import check_choice
 from . import kernels_numpy
 
 BLOCK_BYTES = 8 * 2**20  # of vectors that are read at a time, as float64
-CHUNK = 8  # models of a client in one array of `history.History`, which the kernels know
+CHUNK = 8  # models of a client in one array of `history.ModelHistory`; a multiple of 4
 
 Engine = Literal["numba", "numpy"]
 
@@ -33,31 +33,25 @@ def choose_kernels(engine: Engine | None) -> tuple[Engine, Kernels]:
     """
     if engine is not None:
         check_choice("engine", engine, ("numba", "numpy"))
-    if engine == "numpy":
-        return "numpy", kernels_numpy
-    kernels = numba_kernels()
-    if not isinstance(kernels, ImportError):
-        return "numba", kernels
-    if engine == "numba":
-        raise ImportError(
-            "engine is 'numba', expected that numba can be imported. Install it: pip install numba"
-        ) from kernels
+    if engine != "numpy":
+        try:
+            from . import kernels_numba  # half a second
+        except ImportError as error:
+            if engine == "numba":
+                raise ImportError(
+                    "engine is 'numba', expected that numba can be imported. Install it: pip "
+                    "install numba"
+                ) from error
+            _say_once(str(error))
+        else:
+            return "numba", kernels_numba
     return "numpy", kernels_numpy
 
 
 @cache
-def numba_kernels() -> Kernels | ImportError:
-    """Import numba's kernels, or return why that fails and log it, once.
-
-    Not at the top of the module, since it takes half a second.
-    """
-    try:
-        from . import kernels_numba
-    except ImportError as error:
-        logging.getLogger("flwr").info(
-            "FPFC's pair updates run on numpy, several times slower than on numba, which cannot be "
-            "imported (%s). To install it: pip install numba",
-            error,
-        )
-        return error
-    return kernels_numba
+def _say_once(reason: str) -> None:
+    logging.getLogger("flwr").info(
+        "FPFC's pair updates run on numpy, several times slower than on numba, which cannot be "
+        "imported (%s). To install it: pip install numba",
+        reason,
+    )

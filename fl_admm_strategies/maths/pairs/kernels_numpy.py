@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from . import algebra
-from .algebra import Float64Array, FloatArray, Indices, Mask, Places, Slots, row_norms
+from .algebra import Float64Array, FloatArray, Indices, Slots, row_norms
 
 # What a kernel works on at a time: a few such blocks fit a core's cache.
 _BLOCK_BYTES = 2**18
@@ -22,8 +22,7 @@ def update_rows(
     """Set ``slab[rows]`` to `algebra.next_delta` and return its norms.
 
     That is ``omega[i[rows]] - omega[j[rows]] + keep * slab[rows]``. A row with ``keep == 0`` is not
-    read: it may be uninitialised. numba's sums of squares have up to 32 terms in `slab`'s
-    precision, so that a norm in float32 is off by less than 1e-6, relatively.
+    read: it may be uninitialised.
     """
     norms = np.empty(len(rows))
     for block in _blocks(len(rows), slab):
@@ -61,21 +60,6 @@ def add_rows(
             target += signed[block] @ slab[chosen[block]]
 
 
-def zeta(
-    total: Float64Array, near: Mask, which: Places, omega: FloatArray, clients: Places
-) -> FloatArray:
-    """Return `algebra.zeta` of `clients`, in the dtype of `omega`.
-
-    With ``near[which[k]]`` for N_i, and `total` without the omega_j; it is overwritten.
-    """
-    models = np.empty((len(near), omega.shape[1]))
-    for row, members in zip(models, near, strict=True):
-        omega[members].sum(axis=0, dtype=np.float64, out=row)
-    total += models[which]
-    found = algebra.zeta(total, omega[clients], near.sum(axis=1)[which], len(omega))
-    return found.astype(omega.dtype, copy=False)
-
-
 def renew_weights(
     weights: Float64Array, i: Indices, j: Indices, keep: Float64Array, place: Slots
 ) -> None:
@@ -99,7 +83,7 @@ def add_pairs(
 
 
 def add_products(rows: FloatArray, weight: Float64Array, total: Float64Array) -> None:
-    """Add ``weight @ rows`` to `total`; a sum does not depend on which others there are."""
+    """Add ``weight @ rows`` to `total`; the number of rows is a multiple of 4."""
     for target, coefficients in zip(total, weight, strict=True):
         chosen = np.flatnonzero(coefficients)
         for block in _blocks(len(chosen), rows):

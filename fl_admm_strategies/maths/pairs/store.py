@@ -21,7 +21,7 @@ from ..penalties import Penalty
 from . import algebra
 from .algebra import Clients, Float64Array, FloatArray, Indices, Mask, Places, Weight, row_norms
 from .components import components
-from .history import History
+from .history import ModelHistory
 from .kernels import Engine, choose_kernels
 from .vectors import Vectors
 
@@ -105,11 +105,11 @@ class PairwiseStore:
         self._omega = omega.copy()
         self._vectors, self._history = self._empty_forms()
 
-    def _empty_forms(self) -> tuple[Vectors, History]:
-        return Vectors(self._omega, self._kernels), History(self._omega, self._kernels)
+    def _empty_forms(self) -> tuple[Vectors, ModelHistory]:
+        return Vectors(self._omega, self._kernels), ModelHistory(self._omega, self._kernels)
 
     @property
-    def _forms(self) -> tuple[Vectors, History]:
+    def _forms(self) -> tuple[Vectors, ModelHistory]:
         return self._vectors, self._history
 
     @property
@@ -242,7 +242,7 @@ class PairwiseStore:
         """
         history = self._history
         needed = history.num_pairs * self._omega[0].nbytes
-        if 0 < needed <= max(self.most_bytes - self._vectors.slab_bytes, 4 * history.nbytes):
+        if 0 < needed <= max(self.most_bytes - self._vectors.vector_bytes, 4 * history.nbytes):
             i, j = history.pairs()
             self._vectors.take_over(i, j, history.scale(i, j), history.vectors(i, j))
             history.close(i, j)
@@ -267,7 +267,10 @@ class PairwiseStore:
         known: dict[bytes, int] = {}
         which = np.array([known.setdefault(row.tobytes(), len(known)) for row in near], np.intp)
         first = np.unique(which, return_index=True)[1]
-        return self._narrow(self._kernels.zeta(total, near[first], which, self._omega, clients))
+        sums = near[first].astype(np.float64) @ self._omega.astype(np.float64)
+        total += sums[which]
+        counts = near.sum(axis=1)
+        return self._narrow(algebra.zeta(total, self._omega[clients], counts, len(self._omega)))
 
     def mean_dual(self, indices: Clients | None = None) -> FloatArray:
         """Return (1/m) sum_j v_ij of some clients, by default all; see `zeta`."""

@@ -1,11 +1,13 @@
 """Pairs with a vector of their own: delta_ij, its norm and s_ij, in slots 0, 1, 2, ...
 
 A pair that turns plain gives its slot up, and the last one moves there, so that the vectors of few
-pairs take little memory. The other form of a pair is `history`.
+pairs take little memory: they are in slabs, and an empty slab is dropped. The other form of a pair
+is `history`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -17,8 +19,9 @@ from ..blocks import any_length, check_saved, spec_of
 from . import algebra
 from .algebra import Float64Array, FloatArray, Indices, Mask, Places, Prox, Slots, Weight, row_norms
 from .kernels import BLOCK_BYTES, Kernels
-from .slabs import Slabs, fitting_rows
 
+# Above 32 MiB glibc gives each block its own mapping, so a dropped slab really goes back to the OS.
+_SLAB_BYTES = 48 * 2**20
 _COLUMNS = ("pair_i", "pair_j", "norm", "scale")  # of the saved pairs, beside their vectors
 
 
@@ -41,16 +44,13 @@ class Vectors:
         self._norm = np.empty(0)
         # Kept beside the norm, not computed from it: it must survive a change of the penalty.
         self._scale = np.empty(0)
-        self._slabs = Slabs(self.width, self.dtype, self._fitting_rows())
+        self._slab_rows = max(1, _SLAB_BYTES // (self.width * self.dtype.itemsize))
+        self._slabs: list[FloatArray] = []
         self._slot_of = self._no_slots()
 
     def _no_slots(self) -> Indices:
         """Return an index of slots, by (i, j) and by (j, i): all -1, no pair has one."""
         return np.full((self._num_clients, self._num_clients), -1, dtype=np.int32)
-
-    def _fitting_rows(self) -> int:
-        most = self._num_clients * (self._num_clients - 1) // 2
-        return fitting_rows(self.width, self.dtype, most)
 
     @property
     def num_pairs(self) -> int:
@@ -59,14 +59,14 @@ class Vectors:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, the slabs' unused rows included."""
+        """Bytes held by the pairs that there are."""
         index = (self._pair_i, self._pair_j, self._norm, self._scale, self._slot_of)
-        return sum(array.nbytes for array in index) + self.slab_bytes
+        return sum(array.nbytes for array in index) + self.vector_bytes
 
     @property
-    def slab_bytes(self) -> int:
+    def vector_bytes(self) -> int:
         """Bytes of the vectors alone."""
-        return self._slabs.nbytes
+        return self.num_pairs * int(self.width) * self.dtype.itemsize
 
     def scale(self, i: NDArray[np.integer], j: NDArray[np.integer]) -> Float64Array:
         """Return s_ij of pairs i < j; NaN where a pair is not kept here."""
@@ -90,12 +90,12 @@ class Vectors:
         return self._pair_i, self._pair_j
 
     def vectors(self, i: Indices, j: Indices) -> Iterator[tuple[Places, FloatArray]]:
-        """Yield delta_ij of some pairs, as `History.vectors` does."""
+        """Yield delta_ij of some pairs, as `ModelHistory.vectors` does."""
         slots = self._slot_of[i, j].astype(np.int64)
         order, step = np.argsort(slots), max(1, BLOCK_BYTES // (8 * self.width))
         for start in range(0, len(order), step):
             pairs = order[start : start + step]
-            for slab, _, rows, part in self._slabs.pieces(slots[pairs]):
+            for slab, _, rows, part in self._pieces(slots[pairs]):
                 yield pairs[part], slab[rows]
 
     def slots_with(self, takes_part: Mask) -> Slots:
@@ -129,12 +129,12 @@ class Vectors:
         scale: Float64Array,
         blocks: Iterator[tuple[Places, Float64Array]],
     ) -> None:
-        """Take in pairs with these s_ij and delta_ij, which `History.vectors` yields."""
+        """Take in pairs with these s_ij and delta_ij, which `ModelHistory.vectors` yields."""
         slots = self._append(i, j)
         self._scale[slots] = scale
         for part, vectors in blocks:
             for slot, vector in zip(slots[part], vectors, strict=True):
-                self._slabs.row(slot)[:] = vector
+                self._row(slot)[:] = vector
             # To rounding the norm that s belongs to.
             self._norm[slots[part]] = row_norms(vectors)
 
@@ -142,7 +142,7 @@ class Vectors:
         """Set delta_ij to omega_i - omega_j + keep delta_ij, return ||delta_ij||; slots ascend."""
         norm = np.empty(len(slots))
         keep = keep.astype(self.dtype)
-        for slab, span, rows, part in self._slabs.pieces(slots):
+        for slab, span, rows, part in self._pieces(slots):
             i, j = self._pair_i[span], self._pair_j[span]
             norm[part] = self._kernels.update_rows(slab, rows, i, j, omega, keep[part])
         return norm
@@ -157,7 +157,7 @@ class Vectors:
         """
         slots = self._slot_of[clients]
         weights = weight(self._scale)
-        for slab, span in self._slabs.used(self.num_pairs):
+        for slab, span in self._used():
             rows = slots - np.int32(span.start)
             self._kernels.add_rows(slab, rows, clients, weights[span], total)
         partners: Mask = slots >= 0
@@ -171,9 +171,6 @@ class Vectors:
         """Take in clients without pairs, before these present ones as `numpy.insert` counts."""
         is_old = np.insert(np.ones(self._num_clients, dtype=np.bool_), places, False)
         self._renumber(np.flatnonzero(is_old), len(is_old))
-        # Slabs were made for the pairs of fewer clients; many small ones would be slow.
-        if (rows := self._fitting_rows()) > self._slabs.rows:
-            self._slabs.widen(rows, self.num_pairs)
 
     def remove(self, stays: Mask) -> None:
         """Remove all other clients, with their pairs."""
@@ -192,6 +189,41 @@ class Vectors:
     # Slots
     # ------------------------------------------------------------------------------------------
 
+    def _row(self, slot: int | np.integer) -> FloatArray:
+        """Return the vector of a slot, a view."""
+        number, row = divmod(int(slot), self._slab_rows)
+        vector: FloatArray = self._slabs[number][row]
+        return vector
+
+    def _pieces(self, slots: Slots) -> Iterator[tuple[FloatArray, slice, Slots, slice]]:
+        """Yield for ascending slots each slab with some of them.
+
+        And the span of all slots in it, the rows in it that are asked for, and the part of `slots`
+        that these are.
+        """
+        stop = 0
+        for number, slab in enumerate(self._slabs):
+            span = slice(number * self._slab_rows, (number + 1) * self._slab_rows)
+            start, stop = stop, bisect_left(slots, span.stop, stop)
+            if start < stop:
+                part = slice(start, stop)
+                yield slab, span, slots[part] - span.start, part
+
+    def _used(self) -> Iterator[tuple[FloatArray, slice]]:
+        """Yield each slab's used rows, a view, and the span of these slots."""
+        for number, slab in enumerate(self._slabs):
+            start = number * self._slab_rows
+            span = slice(start, min(start + self._slab_rows, self.num_pairs))
+            yield slab[: span.stop - span.start], span
+
+    def _resize(self, count: int) -> None:
+        """Hold as many slabs as the slots 0..count-1 need; rows of a new one are not written."""
+        needed = -(-count // self._slab_rows)
+        del self._slabs[needed:]
+        while len(self._slabs) < needed:
+            # Not zeros: a page costs memory only once a row on it is written.
+            self._slabs.append(np.empty((self._slab_rows, self.width), self.dtype))
+
     def _append(self, i: Indices, j: Indices) -> Slots:
         """Return new slots for these pairs; vector, norm and scale are still to be written."""
         slots = np.arange(self.num_pairs, self.num_pairs + len(i))
@@ -200,7 +232,7 @@ class Vectors:
         self._norm = np.concatenate([self._norm, np.empty(len(i))])
         self._scale = np.concatenate([self._scale, np.empty(len(i))])
         self._index(slots)
-        self._slabs.resize(self.num_pairs)
+        self._resize(self.num_pairs)
         return slots
 
     def _close(self, slots: Slots) -> None:
@@ -215,13 +247,13 @@ class Vectors:
         stays[slots[slots >= left] - left] = False
         movers = left + np.flatnonzero(stays)
         for hole, mover in zip(holes, movers, strict=True):
-            self._slabs.row(hole)[:] = self._slabs.row(mover)
+            self._row(hole)[:] = self._row(mover)
         for array in (self._pair_i, self._pair_j, self._norm, self._scale):
             array[holes] = array[movers]
         self._pair_i, self._pair_j = self._pair_i[:left].copy(), self._pair_j[:left].copy()
         self._norm, self._scale = self._norm[:left].copy(), self._scale[:left].copy()
         self._index(holes)
-        self._slabs.resize(left)
+        self._resize(left)
 
     def _index(self, slots: Slots) -> None:
         """Note that the pairs of these slots are in them."""
@@ -235,7 +267,7 @@ class Vectors:
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the state as plain arrays; the vectors ``delta.0``, ... are views."""
         columns = (self._pair_i, self._pair_j, self._norm, self._scale)
-        vectors = enumerate(slab for slab, _ in self._slabs.used(self.num_pairs))
+        vectors = enumerate(slab for slab, _ in self._used())
         return {
             **dict(zip(_COLUMNS, columns, strict=True)),
             **{f"delta.{number}": rows for number, rows in vectors},
@@ -263,4 +295,4 @@ class Vectors:
         slots = self._append(i, j)
         self._norm[:], self._scale[:] = norm, scale
         for slot, vector in zip(slots, chain(*vectors), strict=True):
-            self._slabs.row(slot)[:] = vector
+            self._row(slot)[:] = vector

@@ -19,7 +19,7 @@ from torch import nn
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, L1, MCP, SmoothedSCAD, made_by
 from fl_admm_strategies.maths.pairs import store
-from fl_admm_strategies.maths.pairs.history import History
+from fl_admm_strategies.maths.pairs.history import ModelHistory
 from fl_admm_strategies.runtime.messages.records import RawReply, from_array_record, parse_groups
 from tests.support.federation import (
     WatchedGrid,
@@ -238,7 +238,7 @@ def test_pairs_kept_by_models_give_the_same_run_and_resume_to_the_same_bits(
 
     by_vectors = run(6)
     monkeypatch.setattr(store, "_MOST_BYTES", 0)
-    monkeypatch.setattr(History, "nbytes", 0)  # a few pairs would take less as vectors
+    monkeypatch.setattr(ModelHistory, "nbytes", 0)  # a few pairs would take less as vectors
     whole = run(6)
     assert whole.state.pairs._history.num_pairs == by_vectors.state.pairs.num_stored > 0
     for client in range(4):
