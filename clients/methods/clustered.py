@@ -15,7 +15,7 @@ from fl_admm_strategies.algorithms.pacfl import PACFLQuestion
 from fl_admm_strategies.algorithms.shared.clustered import ClusteredStrategy, ClusterInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.round.torch_client import TorchClient, to_numpy
+from ..toolkit.round.torch_client import TorchClient
 from ..toolkit.solving.objective import LocalObjective
 from ..toolkit.solving.steps import (
     Evaluation,
@@ -87,22 +87,16 @@ class IFCAClient(TorchClient[IFCAInstruction]):
     instruction = IFCAInstruction
 
     def steps(self, asked: IFCAInstruction, config: Scalars) -> MethodSteps:
-        """Take argmin_j f_i(theta_j); upload j and the change to it, or grad f_i there."""
+        """Take argmin_j f_i(theta_j); upload j and the change to it."""
         model, metrics = yield from self._taken(asked)
-        upload: Arrays = {}
         if asked.local_epochs == 0:
-            return upload, metrics
-        if asked.averaging == "gradient":
-            self.refuse_own_steps("IFCA's server takes the step", "give IFCA averaging='model'")
-            self.model.train()
-            metrics["loss"] = self.train_problem.set_gradient()
-            upload = to_numpy(self.model_arrays.gradients(self.trained_names()))
-            self.model.zero_grad()
-        else:
-            metrics |= yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
-        after = {name: array for name, array in self.arrays().items() if name not in upload}
-        floating = {name for name, array in after.items() if array.dtype.kind == "f"}
-        return upload | {n: a - model[n] if n in floating else a for n, a in after.items()}, metrics
+            return {}, metrics
+        metrics |= yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
+        upload = self.arrays()
+        for name, array in upload.items():
+            if array.dtype.kind == "f":
+                upload[name] = array - model[name]
+        return upload, metrics
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the model of the least training loss: ``cluster-loss``, ``cluster-METRIC``."""

@@ -142,15 +142,10 @@ class ClusterTree(Clusters):
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned."""
         super().load_state_arrays(arrays)
-        count, first = len(self.models), arrays["children"]
-        shapes = (arrays["directions"].shape, first.shape)
-        inside = (first == 0) | ((first > np.arange(len(first))) & (first < count - 1))
-        if shapes != ((count, self._size), (count,)) or not inside.all():
-            raise ValueError(
-                "The saved tree of clusters does not fit its models: it is damaged. Continue from "
-                "another checkpoint."
-            )
-        self.children = [[child, child + 1] if child else [] for child in first.tolist()]
+        first = arrays["children"].tolist()
+        if (len(self.models), self._size) != arrays["directions"].shape or max(first) >= len(first):
+            raise ValueError("The saved tree of clusters does not fit its models: it is damaged.")
+        self.children = [[child, child + 1] if child else [] for child in first]
         self.directions = [np.array(row) for row in arrays["directions"]]
 
 
@@ -169,9 +164,6 @@ class CFL(ClusteredStrategy):
     linkage : {"single", "complete"} (default: "single")
         How a cluster is cut. "single": the paper's, with the least similarity across the cut.
         "complete": the authors' code.
-    gamma_max : float, optional
-        gamma_max, the paper's bound on the relative noise of a client's gradient: split only where
-        it is below sqrt((1 - alpha_cross^max)/2). By default that is not asked.
     weights : {"uniform", "size"} (default: "uniform")
         Whether a cluster's mean update is the plain mean or weighted by examples.
     **base
@@ -192,7 +184,6 @@ class CFL(ClusteredStrategy):
     eps2: NotNegative = field(kw_only=False)
     warmup_rounds: WholeNumber = 20
     linkage: Literal["single", "complete"] = "single"
-    gamma_max: NotNegative | None = None
     weights: Weights = "uniform"
 
     def init_state(self, arrays: Arrays) -> ClusteredState:
@@ -240,17 +231,11 @@ class CFL(ClusteredStrategy):
         if len(clients) < max(3, size / 2):
             return {cluster: clients}
         found = bipartition(updates, self.linkage)
-        if self.gamma_max is not None and self.gamma_max >= np.sqrt((1 - found.cross) / 2):
-            return {cluster: clients}
         order = np.argsort(found.parts, kind="stable")
         parts = [[clients[k] for k in np.flatnonzero(found.parts == p)] for p in (0, 1)]
         made = clusters.cut(cluster, parts, directions(updates)[order])
-        log(
-            INFO,
-            "round %s: a cluster is split in two, of clients %s and %s",
-            server_round,
-            *map(listing, parts),
-        )
+        first, second = map(listing, parts)
+        log(INFO, f"round {server_round}: a cluster is split, in clients {first} and {second}")
         return dict(zip(made, parts, strict=True))
 
 

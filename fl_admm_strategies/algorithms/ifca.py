@@ -15,15 +15,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common import log
 
 from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern, matching, prefixed, under
-from ..maths.checks import Count, Positive
-from ..maths.schedules import rate_in
+from ..maths.checks import Count
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply, from_array_record
 from ..runtime.messages.schema import Instruction
 from ..runtime.uploads import Upload
@@ -33,8 +32,6 @@ from .shared.clustered import ClusteredState, ClusteredStrategy, Clusters
 TOOK, LOSS = "took-", "assigned-loss"
 """Metrics of a client: ``took-K``, 1 for the model that it took and 0 for all others (the paper's
 one-hot s_i, whose means are shares of the clients), and f_i there."""
-
-Averaging = Literal["model", "gradient"]
 
 
 @dataclass
@@ -85,7 +82,6 @@ class IFCAInstruction(IFCAEvaluation):
 
     lr: float
     local_epochs: int
-    averaging: str
 
 
 class IFCA(ClusteredStrategy):
@@ -95,12 +91,6 @@ class IFCA(ClusteredStrategy):
     ----------
     num_clusters : int
         L (k in the paper).
-    averaging : {"model", "gradient"} (default: "model")
-        "model": clients train the model that they take for `local_epochs`, and it moves to the mean
-        of theirs. "gradient": they send one full gradient, by which the server takes a step.
-    divisor : {"m", "participants", "cluster"} (default: "m")
-        By what the sum of a cluster's gradients is divided: all clients of the start, as in the
-        paper; those of the round; or those of them in the cluster.
     weights : {"uniform", "size"} (default: "uniform")
         Whether the mean of models is the plain one or weighted by examples.
     clustered : str, optional
@@ -111,8 +101,6 @@ class IFCA(ClusteredStrategy):
         ``initial_models(k)`` returns the k-th model to start from, as an `ArrayRecord`, k = 0, ...,
         L - 1, and on for restarts. By default the first is the run's initial model and the others
         are drawn: every array with the mean and the deviation that it has there.
-    init_scale : float, optional
-        Draw from N(0, init_scale^2) instead.
     restarts : int (default: 1)
         Starts that are tried, one after another, each with other models. The one whose models have
         the least mean training loss goes on.
@@ -131,26 +119,17 @@ class IFCA(ClusteredStrategy):
 
     method: ClassVar = "IFCA"
     paper: ClassVar = "Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020, arXiv:2006.04088"
-    upload = Upload("statistic")  # a change of one of the models, or a gradient
+    upload = Upload("statistic")  # a change of one of the models
 
     num_clusters: Count = field(kw_only=False)
-    averaging: Averaging = "model"
-    divisor: Literal["m", "participants", "cluster"] = "m"
     weights: Weights = "uniform"
     clustered: Pattern | None = None
     initial_models: Callable[[int], ArrayRecord] | None = None
-    init_scale: Positive | None = None
     restarts: Count = 1
     restart_rounds: Count = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.averaging == "gradient" and (self.local_epochs, self.weights) != (1, "uniform"):
-            raise ValueError(
-                f"local_epochs is {self.local_epochs} and weights {self.weights!r} with averaging="
-                "'gradient', expected 1 and 'uniform': a round is one step by the sum of the "
-                "gradients. Leave both out, or give averaging='model'."
-            )
         self._clustered = compile_pattern("clustered", self.clustered)
 
     # ------------------------------------------------------------------------------------------
@@ -184,18 +163,17 @@ class IFCA(ClusteredStrategy):
         if number == 0:
             return initial
         trained = self._part({name: initial[name] for name in self.trained})
-        if self.init_scale is None and not any(array.std() for array in trained.values()):
+        if not any(array.std() for array in trained.values()):
             raise ValueError(
                 "Every array of the initial model is constant, so that all models would be the "
-                "same and all clients take the first. Give IFCA init_scale or initial_models, or "
+                "same and all clients take the first. Give IFCA initial_models, or "
                 "start from a random model."
             )
         rng = np.random.default_rng([self.seed, number, *b"ifca"])
         drawn: Arrays = {}
         for name, array in trained.items():
-            scale = self.init_scale or array.std()
-            center = array.mean() if self.init_scale is None else 0.0
-            drawn[name] = (center + scale * rng.standard_normal(array.shape)).astype(array.dtype)
+            noise = rng.standard_normal(array.shape)
+            drawn[name] = (array.mean() + array.std() * noise).astype(array.dtype)
         return initial | drawn
 
     def _part(self, arrays: Arrays) -> Arrays:
@@ -235,11 +213,11 @@ class IFCA(ClusteredStrategy):
         return dict.fromkeys(here if measures else client_ids, instruction)
 
     def upload_spec(self) -> Spec:
-        """Return what is uploaded: a change or a gradient; nothing where a start is measured."""
+        """Return what is uploaded: a change; nothing where a start is measured."""
         return {} if self._measures else self.model_spec
 
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
-        """Measure a change and a gradient from 0."""
+        """Measure a change from 0."""
         model = super().upload_reference(sent)
         return {name: array for name, array in model.items() if array.dtype.kind != "f"}
 
@@ -260,13 +238,13 @@ class IFCA(ClusteredStrategy):
         if self._measures:
             self._compare(everybody)
             return
-        lr, models = rate_in(server_round, self.lr), state.clusters.models
+        models = state.clusters.models
         common = {n: array for n, array in models[0].items() if n not in self._part(models[0])}
-        shared = self._moved(common, everybody, lr, len(everybody))
+        shared = self._moved(common, everybody)
         for cluster, model in enumerate(models):
             part = self._part(model)
             if cluster in taken:
-                part = self._moved(part, taken[cluster], lr, len(everybody))
+                part = self._moved(part, taken[cluster])
             models[cluster] = {name: (shared | part)[name] for name in model}
         state.rounds += 1
 
@@ -275,22 +253,13 @@ class IFCA(ClusteredStrategy):
         said = [k for k in range(self.num_clusters) if metrics.get(f"{TOOK}{k}") == 1]
         return said[0] if len(said) == 1 else None
 
-    def _moved(
-        self, arrays: Arrays, replies: Mapping[int, Reply], lr: float, participants: int
-    ) -> Arrays:
-        """Return arrays moved by the mean change of some clients, or their gradients' sum."""
-        count = {"m": self.membership.num_initial, "participants": participants}
-        step = -lr * len(replies) / count.get(self.divisor, len(replies))
+    def _moved(self, arrays: Arrays, replies: Mapping[int, Reply]) -> Arrays:
+        """Return arrays moved by the mean change of some clients; integers are their mean."""
         mean = participants_mean(arrays, replies, self.weights)
-        moved: Arrays = {}
-        for name, array in arrays.items():
-            if array.dtype.kind != "f":
-                moved[name] = mean[name]
-            elif self.averaging == "gradient" and name in self.trained:
-                moved[name] = (array + step * mean[name]).astype(array.dtype)
-            else:
-                moved[name] = array + mean[name]
-        return moved
+        return {
+            name: array + mean[name] if array.dtype.kind == "f" else mean[name]
+            for name, array in arrays.items()
+        }
 
     def _compare(self, replies: Mapping[int, Reply]) -> None:
         """Keep the better start, and go on with the next, or with the best of all."""

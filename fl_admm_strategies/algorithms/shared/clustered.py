@@ -122,15 +122,12 @@ class Clusters(ByClient):
         if odd := sorted(arrays.keys() ^ self.state_arrays().keys()):
             raise ValueError(f"The saved clusters lack {odd}, or have them and this run has not.")
         check_saved(arrays, any_length(spec_of(Clusters.state_arrays(self))))
-        models, of = under("models/", arrays), arrays["of"]
-        counts = {len(array) for array in models.values()}
-        fits = len(counts) == 1 and len(arrays["ids"]) == len(of)
-        if not fits or not np.all((of >= 0) & (of < max(counts))):
-            raise ValueError("The saved clusters do not fit together: the state is damaged.")
+        models = under("models/", arrays)
         self.of = dict(zip(arrays["ids"].tolist(), arrays["of"].tolist(), strict=True))
-        self.models = [
-            {name: np.array(stack[k]) for name, stack in models.items()} for k in range(*counts)
-        ]
+        rows = zip(*models.values(), strict=True)
+        self.models = [dict(zip(models, map(np.array, row), strict=True)) for row in rows]
+        if not set(self.of.values()) <= set(range(len(self.models))):
+            raise ValueError("The saved clusters do not fit together: the state is damaged.")
 
 
 @dataclass
