@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from fl_admm_strategies.maths.clustering import clusters
 from fl_admm_strategies.maths.pairs import Groups, PairwiseStore, kernels, vectors
+from fl_admm_strategies.maths.pairs import store as pair_store
 from fl_admm_strategies.maths.pairs.history import ModelHistory
 from fl_admm_strategies.maths.penalties import L1, MCP, Penalty, SmoothedSCAD
 from tests.support.federation import assert_same_bits
@@ -502,6 +503,7 @@ def test_without_numba_one_line_says_so(
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.delitem(sys.modules, f"{PAIRS}.kernels_numba", raising=False)
     monkeypatch.delattr(f"{PAIRS}.kernels_numba", raising=False)
+    monkeypatch.setattr(pair_store, "choose_kernels", kernels.choose_kernels)  # that of a fast run
     kernels._say_once.cache_clear()
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)  # Flower's logger does not propagate
