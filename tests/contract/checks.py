@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from flwr.app import (
 from flwr.client import NumPyClient
 
 from clients import client_app
-from fl_admm_strategies import ClientDP, StatefulStrategy, StepDecay, load_models, made_by
+from fl_admm_strategies import FPFC, ClientDP, StatefulStrategy, StepDecay, load_models, made_by
 from fl_admm_strategies.runtime.uploads import GOES_WITH
 from tests.support.cases import (
     NUM_CLIENTS,
@@ -517,12 +517,14 @@ def check_settings_of_ones_own(case: Case, folder: Path) -> None:
 
 
 def _replaced(record: ArrayRecord, behaviour: str) -> ArrayRecord:
-    made = {}
+    """Return ten times the opposite of an upload, or huge numbers of any sign."""
+    rng, made = np.random.default_rng(1), {}
     for name, array in record.items():
-        honest = array.numpy()
-        is_float = honest.dtype.kind == "f"
-        lie = -3 * honest if is_float else honest
-        made[name] = Array(lie if behaviour == "lies" else np.full_like(honest, 1e11 * is_float))
+        lie = array.numpy()
+        if lie.dtype.kind == "f":
+            huge = rng.choice([-1e11, 1e11], lie.shape).astype(lie.dtype)
+            lie = -10 * lie if behaviour == "lies" else huge
+        made[name] = Array(lie)
     return ArrayRecord(made)
 
 
@@ -534,30 +536,44 @@ def _loss_of_others(strategy: StatefulStrategy) -> float:
     return float(np.mean([metrics.get(name, metrics["loss"]) for metrics in honest]))
 
 
+def _global_model(arrays: Mapping[str, Any]) -> Any:
+    return np.concatenate([np.ravel(a).astype(float) for a in arrays.values()] or [np.zeros(1)])
+
+
 def check_one_bad_client_has_its_share_at_most(case: Case, folder: Path) -> None:
     """One client that is silent, sends huge numbers or lies costs the others little."""
 
-    def loss_with(behaviour: str) -> float:
+    def run_with(behaviour: str) -> StatefulStrategy:
         def spoil(replies: list[Message]) -> list[Message]:
             bad = [r for r in replies if r.metadata.src_node_id == node_of(VICTIM)]
-            for reply in () if behaviour == "silent" else bad:
+            others = [r for r in replies if r not in bad]
+            if behaviour == "silent":
+                return others
+            for reply in bad:
                 if not reply.has_error():
                     record = reply.content["arrays"]
                     reply.content["arrays"] = _replaced(record, behaviour)
-            others = [r for r in replies if r not in bad]
-            return others if behaviour == "silent" else others + bad
+            return others + bad
 
         settings: dict[str, Any] = {"seed": 1}
-        # The papers' forms take every upload as it is, and lies are as large as honest uploads.
+        # The papers' forms take every upload as it is.
         if behaviour == "lies" or getattr(case.strategy(), "published", False):
             settings["max_norm"] = "auto"
         rounds = dict.fromkeys(range(1, 5), spoil) if behaviour else {}
-        return _loss_of_others(run(case, grid_of(case, spoil=rounds), 4, case.strategy(**settings)))
+        return run(case, grid_of(case, spoil=rounds), 4, case.strategy(**settings))
 
-    usual = max(loss_with(""), loss_with("silent"))
+    honest, silent = run_with(""), run_with("silent")
+    usual = max(_loss_of_others(honest), _loss_of_others(silent))
+    model = _global_model(honest.global_model())
+    first = _global_model({name: a.numpy() for name, a in case.initial_arrays().items()})
     for behaviour in ("huge", "lies"):
-        found = loss_with(behaviour)
-        assert found < 1.5 * usual + 0.1, (behaviour, found, usual)
+        bad = run_with(behaviour)
+        loss = _loss_of_others(bad)
+        assert loss < 1.5 * usual + 0.1, (behaviour, loss, usual)
+        # The mean of FPFC's personal models has the bad client's in it; no other client trains it.
+        if model.shape == first.shape and not isinstance(bad, FPFC):
+            moved = np.linalg.norm(_global_model(bad.global_model()) - model)
+            assert moved < 2.5 * np.linalg.norm(model - first), (behaviour, moved)
 
 
 CHECKS: list[Check] = [
