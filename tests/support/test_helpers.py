@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from tests.support.cases import CHEAP, grid_of, run
-from tests.support.federation import Mean, assert_same_bits, assert_same_runs, differs
+from tests.support.federation import (
+    Mean,
+    assert_close,
+    assert_equal_to_rounding,
+    assert_same_bits,
+    assert_same_runs,
+    differs,
+)
 from tests.support.refusals import names, refused, warnings_in
 
 STATE = {"w": np.array([1.0, np.nan]), "round": np.array(3)}
@@ -44,6 +51,24 @@ def test_a_run_is_the_same_as_another_only_with_its_state_and_its_measurements()
     again.train_metrics[1][0]["loss"] += 1e-9
     with pytest.raises(AssertionError):
         assert_same_runs(first, again)
+
+
+def test_to_rounding_is_neither_the_bit_nor_another_run() -> None:
+    first, near, other = (run(CHEAP, grid_of(CHEAP), 1, Mean(seed=seed)) for seed in (1, 1, 2))
+    near.state.model["w"] += np.float32(1e-6)
+    near.train_metrics[1][0]["loss"] += 1e-9
+    assert differs(near.state_dict(), first.state_dict())
+    assert_equal_to_rounding(near, first)
+    with pytest.raises(AssertionError):
+        assert_equal_to_rounding(other, first)
+    near.train_metrics[1].pop(0)
+    with pytest.raises(AssertionError):
+        assert_equal_to_rounding(near, first)
+    state = {"w": np.ones(2)}
+    assert_close({"w": np.ones(2) + 1e-5}, state)
+    for unlike in ({"w": np.ones(2) + 0.1}, {"v": np.ones(2)}):
+        with pytest.raises(AssertionError):
+            assert_close(unlike, state)
 
 
 def test_a_word_is_named_only_as_a_whole() -> None:
