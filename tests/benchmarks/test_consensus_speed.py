@@ -39,7 +39,7 @@ def server_round(clients: int, copies: int) -> Callable[[], dict[int, ProximalIn
     sent = ClientInstruction({}, {"rule": strategy.rule_of(0).text()})
     replies = {
         client: Reply(
-            {name: array + np.float32(client) for name, array in first.items()}, 1.0, {}, asked=sent
+            {name: array + np.float32(client) for name, array in first.items()}, 1.0, {}, sent=sent
         )
         for client in strategy.client_ids
     }

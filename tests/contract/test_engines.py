@@ -291,7 +291,8 @@ def test_a_client_whose_process_dies_fails_alone_and_leaves_nothing(warned: Warn
         assert all(number <= before[name] for name, number in in_hand().items())
     lost = {client: {2: "away"} for client in (0, VICTIM)}
     assert_equal_to_rounding(strategy, run(case, grid_of(case, faults=lost), 3))
-    assert warned("died")
+    assert warned("client 0 refused", "exit code 1")
+    assert warned(f"client {VICTIM} refused", "exit code 1")
 
 
 @pytest.mark.slow

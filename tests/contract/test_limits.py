@@ -86,6 +86,8 @@ LIMITS: dict[str, tuple[Callable[[], StatefulStrategy], Callable[..., NumPyClien
     "LG-FedAvg, nothing local": (lambda: setting("LGFedAvg", None), of.LGFedAvgClient),
 }
 SOME = ["IFCA of one", "Ditto's global model"]
+# An attack replaces the upload: of IFCA a change of the model, of the others the model.
+UPLOADS_A_MODEL = [name for name in LIMITS if name != "IFCA of one"]
 
 
 def assert_alike(name: str, found: Arrays, expected: Arrays) -> None:
@@ -106,7 +108,7 @@ def test_a_limit_is_fedavg(name: str, model: Callable[[], nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("kind", fast(["gaussian"], ["gaussian", "sign-flip", "same-value"]))
-@pytest.mark.parametrize("name", fast(SOME[1:], LIMITS))
+@pytest.mark.parametrize("name", fast(SOME[1:], UPLOADS_A_MODEL))
 def test_an_attack_means_the_same_model_in_every_method(name: str, kind: Any) -> None:
     strategy, client_class = LIMITS[name]
     attack = Attack(kind, ratio=0.25)

@@ -207,6 +207,12 @@ def test_steps_that_are_a_formula_take_no_optimizer(name: str) -> None:
     given: Any = {"optimizer_fn": torch.optim.Adam, "scheduler_fn": halved, "max_grad_norm": 1.0}
     with refused(ValueError, "FedGiAClient", name):
         line_client(FedGiAClient, **{name: given[name]})
+    for method in ("FLAME", "FedAPM-client-duals"):
+        case = case_of(method)
+        strategy = case.strategy(seed=1, tolerance=1e-3)
+        clients = client_app(client_fn_of(partial(case.client_class, **{name: given[name]})))
+        with refused(RuntimeError, name):
+            run(case, WatchedGrid(clients, NUM_CLIENTS), 1, strategy)
 
 
 # --- Optimizers that own their gradients ----------------------------------------------------------
