@@ -11,30 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_admm_strategies import FPFC
-from fl_admm_strategies.algorithms.fpfc.messages import (
-    CLUSTER_GRADIENT,
-    ERROR,
-    GRADIENT_NORM,
-    HELD_OUT_LOSS,
-    MEAN_DUAL,
-    NO_VOTE,
-    OPTIMISM,
-    STATIONARITY,
-    TRAINING_LOSS,
-    VALIDATION,
-    FPFCInstruction,
-    FPFCMessage,
-    FPFCQuestion,
-    HoldOutInstruction,
-    LateInstruction,
-    NewcomerInstruction,
-    PathInstruction,
-    PathQuestion,
-    ProbeInstruction,
-    RecheckInstruction,
-    ScoreInstruction,
-    TrialInstruction,
-)
+from fl_admm_strategies.algorithms.fpfc import messages
+from fl_admm_strategies.algorithms.fpfc.messages import FPFCInstruction, FPFCMessage
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from fl_admm_strategies.runtime.messages.records import split_groups
 
@@ -82,9 +60,9 @@ class FPFCClient(TorchClient[FPFCMessage]):
 
     def steps(self, message: FPFCMessage, config: Scalars) -> MethodSteps:
         """Do what a message asks for: a round of FPFC, or a stage of the search for groups."""
-        if isinstance(message, ScoreInstruction):
+        if isinstance(message, messages.ScoreInstruction):
             return {}, (yield from self._scores(message))
-        if isinstance(message, TrialInstruction):
+        if isinstance(message, messages.TrialInstruction):
             return (yield from self._trials(message))
         assert isinstance(message, FPFCInstruction)
         return (yield from self._round(message, config))
@@ -97,7 +75,7 @@ class FPFCClient(TorchClient[FPFCMessage]):
         term = ProximalTerm(message.rho, read_only(anchor, self.device))
         start = message.start or (self.memory.require(config) if message.rho else anchor)
         self.load_block(start)
-        moving = names if isinstance(message, NewcomerInstruction) else None
+        moving = names if isinstance(message, messages.NewcomerInstruction) else None
         kept, held_out = self._split(message)
         objective = LocalObjective([term], moving=moving)
         metrics = yield Minimisation(objective, message.lr, message.local_epochs, kept)
@@ -105,14 +83,14 @@ class FPFCClient(TorchClient[FPFCMessage]):
         upload = self.arrays()
         if held_out is None:
             return upload, metrics
-        if isinstance(message, PathInstruction):
+        if isinstance(message, messages.PathInstruction):
             measured = self.measure(self._on(held_out))[message.monitor]
-            return upload, {**metrics, f"{VALIDATION}-{message.monitor}": measured}
-        if isinstance(message, LateInstruction) and message.groups is not None:
-            metrics = {**metrics, HELD_OUT_LOSS: self._loss(held_out)}
+            return upload, {**metrics, f"{messages.VALIDATION}-{message.monitor}": measured}
+        if isinstance(message, messages.LateInstruction) and message.groups is not None:
+            metrics = {**metrics, messages.HELD_OUT_LOSS: self._loss(held_out)}
             for label in dict.fromkeys(name.partition("/")[0] for name in message.groups):
                 self.load_block(under(f"{label}/", message.groups))
-                metrics[f"{HELD_OUT_LOSS}-{label}"] = self._loss(held_out)
+                metrics[f"{messages.HELD_OUT_LOSS}-{label}"] = self._loss(held_out)
         return upload, metrics
 
     def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
@@ -124,12 +102,12 @@ class FPFCClient(TorchClient[FPFCMessage]):
             If there is nothing to measure on, or the metric is unknown.
         """
         if "num-groups" in config:
-            question, losses = FPFCQuestion.decode(parameters, config), Scalars()
+            question, losses = messages.FPFCQuestion.decode(parameters, config), Scalars()
             for k in range(question.num_groups):
                 self.load(under(f"{k}/", question.models))
-                losses[f"{TRAINING_LOSS}-{k}"] = self._loss()
+                losses[f"{messages.TRAINING_LOSS}-{k}"] = self._loss()
             return [], self.train_size(), losses
-        asked = PathQuestion.decode(parameters, config)
+        asked = messages.PathQuestion.decode(parameters, config)
         _, held_out = self._split(asked)
         if held_out is None or self._on(held_out).num_examples() == 0:
             raise ValueError(
@@ -144,7 +122,7 @@ class FPFCClient(TorchClient[FPFCMessage]):
             )
         return [], self.train_size(), {}
 
-    def _trials(self, message: TrialInstruction) -> MethodSteps:
+    def _trials(self, message: messages.TrialInstruction) -> MethodSteps:
         """Train the clustered block of every model, the rest fixed."""
         names = self._clustered(message.clustered)
         kept, held_out = self._split(message)
@@ -156,23 +134,23 @@ class FPFCClient(TorchClient[FPFCMessage]):
             found = yield Minimisation(objective, message.lr, message.local_epochs, kept)
             metrics = metrics or found
             upload |= prefixed(f"{k}/", to_numpy(self.block(names)))
-        if isinstance(message, ProbeInstruction) and held_out is None:
+        if isinstance(message, messages.ProbeInstruction) and held_out is None:
             metrics = {**metrics, **(yield from self._optimism(message, names))}
         return upload, metrics
 
-    def _load_model(self, message: TrialInstruction, k: int) -> None:
+    def _load_model(self, message: messages.TrialInstruction, k: int) -> None:
         self.load(message.anchor)  # buffers too, which the last one changed
         if k:
             self.load_block(under(f"{k}/", message.more or {}))
 
-    def _scores(self, message: ScoreInstruction) -> Steps[Scalars]:
+    def _scores(self, message: messages.ScoreInstruction) -> Steps[Scalars]:
         """Return the models' losses, how sure their differences are, and gradient norms."""
         names = self._clustered(message.clustered)
         kept, held_out = self._split(message)
-        is_recheck = isinstance(message, RecheckInstruction)
-        data = {TRAINING_LOSS: self.train_problem.loader if is_recheck else kept}
+        is_recheck = isinstance(message, messages.RecheckInstruction)
+        data = {messages.TRAINING_LOSS: self.train_problem.loader if is_recheck else kept}
         if held_out is not None:
-            data[HELD_OUT_LOSS] = held_out
+            data[messages.HELD_OUT_LOSS] = held_out
         split, metrics = self.train_problem.split_batch, Scalars()
         parts = {name: in_parts(loader, split, PARTS) for name, loader in data.items()}
         of_parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in data}
@@ -182,13 +160,13 @@ class FPFCClient(TorchClient[FPFCMessage]):
                 losses, sizes = self._losses(parts[name])
                 metrics[f"{name}-{k}"] = float(np.average(losses, weights=sizes))
                 for j, others in enumerate(before):
-                    if len(losses) > 1 and (is_recheck or name == HELD_OUT_LOSS):
+                    if len(losses) > 1 and (is_recheck or name == messages.HELD_OUT_LOSS):
                         error = error_of_mean(losses - others, sizes)
-                        metrics[f"{name}-{ERROR}-{j}-{k}"] = error
+                        metrics[f"{name}-{messages.ERROR}-{j}-{k}"] = error
                 before.append(losses)
             if not is_recheck:  # a re-check sets no lambda, and with a loop it is an epoch
                 norm = yield from self._gradient_norm(message.lr, names)
-                metrics[f"{GRADIENT_NORM}-{k}"] = norm
+                metrics[f"{messages.GRADIENT_NORM}-{k}"] = norm
         return metrics
 
     def _gradient_norm(self, lr: float, names: list[str]) -> Steps[float]:
@@ -204,7 +182,7 @@ class FPFCClient(TorchClient[FPFCMessage]):
         moved = _flat({name: t - before[name] for name, t in self.block(names).items()})
         return _norm(moved) / (lr * max(objective.steps, 1))
 
-    def _optimism(self, message: ProbeInstruction, names: list[str]) -> Steps[Scalars]:
+    def _optimism(self, message: messages.ProbeInstruction, names: list[str]) -> Steps[Scalars]:
         """Return how much too low the training loss is where the client has just trained to.
 
         That is the mean loss by cross-validation, each fold by a model that went the same way
@@ -215,7 +193,7 @@ class FPFCClient(TorchClient[FPFCMessage]):
         try:
             parts = folds(problem.loader, problem.split_batch, message.folds, seed)
         except TooFewSamplesError:
-            return {NO_VOTE: 1}
+            return {messages.NO_VOTE: 1}
         optimism = -self._loss()
         total = problem.num_examples()
         for kept, fold in parts:
@@ -224,7 +202,7 @@ class FPFCClient(TorchClient[FPFCMessage]):
             yield Minimisation(objective, message.lr, message.local_epochs, kept)
             share = self._on(fold).num_examples() / total
             optimism += share * self._loss(fold)
-        return {OPTIMISM: optimism}
+        return {messages.OPTIMISM: optimism}
 
     def _loss(self, loader: Loader | None = None) -> float:
         """Return the model's mean loss, by default on all training data."""
@@ -251,10 +229,12 @@ class FPFCClient(TorchClient[FPFCMessage]):
         losses, sizes = np.array(found, np.float64).T
         return losses, sizes
 
-    def _split(self, message: FPFCMessage | PathQuestion) -> tuple[Loader, Loader | None]:
+    def _split(self, message: FPFCMessage | messages.PathQuestion) -> tuple[Loader, Loader | None]:
         """Return the data to train on, and those that are held out; None: all are trained on."""
         problem = self.train_problem
-        if not isinstance(message, HoldOutInstruction | TrialInstruction | PathQuestion):
+        if not isinstance(
+            message, messages.HoldOutInstruction | messages.TrialInstruction | messages.PathQuestion
+        ):
             return problem.loader, None
         if not self.knows_loss and not self.has_own_measure:
             raise ValueError(
@@ -268,7 +248,7 @@ class FPFCClient(TorchClient[FPFCMessage]):
         try:
             return hold_out(problem.loader, problem.split_batch, share, seed)
         except TooFewSamplesError:
-            if isinstance(message, PathInstruction | PathQuestion):
+            if isinstance(message, messages.PathInstruction | messages.PathQuestion):
                 raise
             return problem.loader, None
 
@@ -284,15 +264,15 @@ class FPFCClient(TorchClient[FPFCMessage]):
             training data.
         """
         groups = split_groups(parameters, config)
-        dual = groups.pop(MEAN_DUAL, None)
+        dual = groups.pop(messages.MEAN_DUAL, None)
         loss, num_examples, metrics = yield from self.evaluate_models(groups)
         if dual is not None and self.knows_loss:
             names = self._clustered(list(dual))
             self.load(groups["personal"])
             sum_of_duals = _flat(read_only(dual, self.device))
-            metrics[STATIONARITY] = _norm(self._gradient(names) + sum_of_duals)
+            metrics[messages.STATIONARITY] = _norm(self._gradient(names) + sum_of_duals)
             self.load(groups["cluster"])
-            metrics[CLUSTER_GRADIENT] = _norm(self._gradient(names))
+            metrics[messages.CLUSTER_GRADIENT] = _norm(self._gradient(names))
         return loss, num_examples, metrics
 
     def _clustered(self, names: list[str]) -> list[str]:

@@ -10,16 +10,9 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
+from ...maths import grouping
 from ...maths.candidates import Candidates
 from ...maths.checks import listing
-from ...maths.grouping import (
-    candidate_groups,
-    compare,
-    corrected,
-    holding_lambda,
-    numbered,
-    smallest_distance,
-)
 from ...maths.pairs import PairwiseStore
 from .messages import (
     GRADIENT_NORM,
@@ -109,7 +102,7 @@ class Probe(Everybody):
             )
         client_ids = sorted(found.probes)
         probes = np.stack([found.probes[client] for client in client_ids])
-        groupings = candidate_groups(probes - found.center, CUTS)
+        groupings = grouping.candidate_groups(probes - found.center, CUTS)
         self.search.candidates, found.refits = Candidates(client_ids, groupings, probes), 0
         log(
             INFO,
@@ -216,17 +209,17 @@ class Choice(Trying):
         scores = self._scores(labels, replies)
         voted = ~np.isnan(scores[:, 0]).all(axis=1)
         losses, training, errors = scores[voted, 0], scores[voted, 2], scores[voted, 3:]
-        best = compare(losses, errors, labels[voted], STANDARD_ERRORS, training)
+        best = grouping.compare(losses, errors, labels[voted], STANDARD_ERRORS, training)
         is_alone = 0 < best.chosen == count - 1
         if is_alone and 0 < found.refits < MOST_REFITS:
             coarser = losses[:, :-1], errors[:, :-1, :-1], labels[voted, :-1]
-            other = compare(*coarser, STANDARD_ERRORS, training[:, :-1])
+            other = grouping.compare(*coarser, STANDARD_ERRORS, training[:, :-1])
             candidates.keep([other.chosen, count - 1])
             return "Refit"
         groups = labels[:, best.chosen]
-        b = smallest_distance(candidates.models[best.chosen][np.unique(groups)])
+        b = grouping.smallest_distance(candidates.models[best.chosen][np.unique(groups)])
         norms = scores[:, 1, best.chosen]
-        needed = holding_lambda(numbered(groups), norms)
+        needed = grouping.holding_lambda(grouping.numbered(groups), norms)
         rho = self.fpfc.state.pairs.rho
         found.table = np.stack([num_groups, best.means, best.against])
         found.chosen, found.smallest_distance, found.lam_needed = best.chosen, b, needed
@@ -258,7 +251,7 @@ class Choice(Trying):
             errors = loss_errors(reply, HELD_OUT_LOSS, count)
             if client in self.found.optimism:
                 optimism = self.found.optimism[client]
-                held_out = corrected(training, optimism, sizes[place], reply.num_examples)
+                held_out = grouping.corrected(training, optimism, sizes[place], reply.num_examples)
             scores[place] = np.vstack([held_out, norms, training, errors])
         return scores
 

@@ -156,15 +156,6 @@ def test_a_client_that_is_1000_times_slower_holds_up_nobody() -> None:
     assert strategy.run.pending.clock == 11.0
 
 
-@pytest.mark.slow
-def test_and_its_own_reply_is_taken_in_when_it_comes() -> None:
-    strategy = run(2010, delay=slow)
-    found = order(strategy)
-    assert found.count(2) == 1
-    assert clock(strategy)[found.index(2)] == 1000.0
-    assert staleness(strategy)[found.index(2)] == found.index(2)
-
-
 def test_a_bound_on_the_staleness_makes_the_others_wait() -> None:
     strategy = run(41, num_clients=5, delay=slow, max_staleness=9)
     assert max(staleness(strategy)) == 9
@@ -321,13 +312,6 @@ def test_a_run_of_which_a_client_is_joining_resumes_to_the_same_bits(tmp_path: P
 
 
 # --- Other settings -------------------------------------------------------------------------------
-
-
-def test_many_clients_on_a_node_are_the_same_run() -> None:
-    one_each = run(20, num_clients=4, delay=RandomDelay(20.0))
-    grid = InProcessGrid(point_app(num_clients=4), 2)
-    hosted = run(20, grid=grid, delay=RandomDelay(20.0))
-    assert_same_runs(hosted, one_each)
 
 
 @pytest.mark.slow

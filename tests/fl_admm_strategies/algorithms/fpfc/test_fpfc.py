@@ -307,24 +307,6 @@ def test_only_the_clustered_block_is_pulled_and_paired() -> None:
     assert groups_of(message) == {"anchor": 4, "start": 2}
 
 
-def test_schedules_reach_the_clients() -> None:
-    grid = grid_of(3)
-    strategy = fpfc(
-        lr=lambda server_round: 0.5 / server_round,
-        local_epochs=lambda server_round, client: -(-server_round // 2) + client,  # ceil(k/2)
-        rho=2,
-    )
-    strategy.start(grid, initial_arrays(), 3)
-    for server_round, growing in ((1, 1), (2, 1), (3, 2)):
-        for message in grid.phase(MessageType.TRAIN, server_round):
-            config = message.content["config"]
-            client = message.metadata.dst_node_id - node_of(0)
-            assert config["local-epochs"] == growing + client
-            assert config["lr"] == 0.5 / server_round
-            assert config["rho"] == 2.0
-            assert isinstance(config["rho"], float)
-
-
 def test_more_local_epochs_are_really_taken() -> None:
     # One device, zeta = omega = 1, f = omega^2 / 2 (c = 0), rho = 1, alpha = 0.1:
     # omega <- omega - 0.1 (omega + omega - 1) = 0.8 omega + 0.1: 0.9, then 0.82.

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, MessageType
+from flwr.app import MessageType
 from numpy.testing import assert_allclose
-from torch import nn
 
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, SmoothedSCAD, load_models
@@ -27,7 +26,6 @@ from tests.support.federation import (
     client_fn_of,
     initial_arrays,
 )
-from tests.support.refusals import refused
 from tests.support.slopes import SLOPES, app_of, arrays, model, samples
 
 OLD = 6
@@ -124,16 +122,6 @@ def test_who_trains_too_far_from_its_group_still_joins_it() -> None:
     assert found == {True: {0: None, 1: None}, False: {0: number[0], 1: number[1]}}
 
 
-@pytest.mark.slow
-def test_one_of_no_group_is_alone() -> None:
-    strategy = trained().newcomers(min_available_nodes=1, published=True)
-    other = torch.tensor([[9.0, -9.0, 9.0], [9.0, -9.0, 9.0]])
-    strategy.start(WatchedGrid(app(10, other), 1), trained().global_arrays, 8)
-    assert strategy.groups() == {0: None}
-    personal, cluster = (strategy.model_arrays(kind, 0) for kind in ("personal", "cluster"))
-    assert_same_bits(from_array_record(personal), from_array_record(cluster))
-
-
 def test_arrays_that_are_not_clustered_stay_as_they_are() -> None:
     strategy = FPFC(SmoothedSCAD(0.5), lr=0.2, local_epochs=1, clustered="^head")
     fit = client_app(client_fn_of(FPFCClient))
@@ -177,12 +165,3 @@ def test_an_interrupted_one_resumes_to_the_same_bits() -> None:
         again.load_state_dict(states[saved])
         again.start(WatchedGrid(app(10), 2), trained().global_arrays, 12)
         assert_same_bits(again.state_dict(), expected.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("other", "named"), [(nn.Linear(4, 1), "weight"), (nn.Sequential(nn.Linear(3, 1)), "0.weight")]
-)
-def test_another_model_is_refused_by_the_name_of_an_array(other: nn.Module, named: str) -> None:
-    strategy = trained().newcomers(min_available_nodes=1)
-    with refused(ValueError, named):
-        strategy.start(WatchedGrid(app(10), 1), ArrayRecord(other.state_dict()), 2)

@@ -32,7 +32,7 @@ from tests.support.federation import (
     node_of,
 )
 from tests.support.pace import fast
-from tests.support.refusals import refused, warnings_in
+from tests.support.refusals import refused
 from tests.support.slopes import SLOPES, Samples, app_of, arrays, client_of, model, samples
 
 NUM_CLIENTS = 6
@@ -317,10 +317,3 @@ def test_another_grid_does_not_continue() -> None:
     other.load_state_dict(states[6])
     with refused(ValueError, "lams"):
         other.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 8)
-
-
-def test_a_run_that_ends_on_its_way_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    strategy = along(WARM)
-    strategy.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 6)
-    assert strategy.diagnostics().path is not None
-    assert warnings_in(caplog.records, "round 6", "max_rounds")

@@ -342,21 +342,6 @@ def clients_with(counts: Mapping[int, int]) -> WatchedGrid:
     return WatchedGrid(app_of(lambda c: data(c, counts.get(c, 30))), NUM_CLIENTS)
 
 
-@pytest.mark.slow
-def test_a_client_holds_out_one_sample_at_least_and_with_only_one_has_no_vote() -> None:
-    # Client 2 has four samples, a fifth of which is none; client 3 has one.
-    strategy = auto()
-    grid = run(strategy, grid=clients_with({2: 4, 3: 1}))
-    assert {2, 3} <= set(asked(grid, REFIT))
-    probes, scores = strategy.train_metrics[PROBE], strategy.train_metrics[SCORE]
-    assert [c for c in range(NUM_CLIENTS) if "held-out-none" in probes[c]] == [3]
-    assert not any("optimism" in metrics for metrics in probes.values())
-    search = strategy.diagnostics().search
-    voters = [c for c in range(NUM_CLIENTS) if c != 3]
-    for k, loss in enumerate(search.losses):
-        assert loss == pytest.approx(np.mean([scores[c][f"held-out-loss-{k}"] for c in voters]))
-
-
 def test_clients_with_one_sample_each_are_refused() -> None:
     with refused(RuntimeError, "samples"):
         run(auto(), grid=clients_with(dict.fromkeys(range(NUM_CLIENTS), 1)))
@@ -381,23 +366,6 @@ def test_a_client_that_cannot_compute_its_loss_is_refused() -> None:
 def without(*clients: int) -> Callable[[list[Message]], list[Message]]:
     lost = {FIRST + client for client in clients}
     return lambda replies: [r for r in replies if r.metadata.src_node_id not in lost]
-
-
-@pytest.mark.slow
-def test_a_lost_probe_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
-    # The bound that "auto" brings goes by who replied in a round; one of the user's own does not.
-    strategy, usual = auto(max_norm=1e9), auto(max_norm=1e9)
-    grid = WatchedGrid(app(), NUM_CLIENTS, spoil={PROBE: without(3)})
-    run(strategy, ROUNDS + 1, grid)
-    run(usual, ROUNDS)
-    assert asked(grid, PROBE + 1) == [3]
-    assert asked(grid, PROBE + 2) == list(range(NUM_CLIENTS))  # the refit
-    assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
-    # The same search a round later: it went from the same point.
-    expected = usual.diagnostics().search
-    found = strategy.diagnostics().search
-    assert found.last_round == expected.last_round + 1
-    assert_allclose(found.losses, expected.losses, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -435,17 +403,6 @@ def test_a_lost_reply_of_another_stage_counts_as_none(server_round: int) -> None
     assert found.last_round == SCORE
     if server_round not in (REPROBE, JUDGE, FUSION):
         assert not np.array_equal(found.losses, expected.losses)
-
-
-@pytest.mark.slow
-def test_a_score_that_is_not_finite_is_no_score() -> None:
-    class Boasting(FPFCClient):
-        def measure(self, problem: Any) -> dict[str, float]:
-            return {"loss": float("nan")}
-
-    strategy = auto()
-    run(strategy, grid=WatchedGrid(app_of(data, {2: Boasting}), NUM_CLIENTS))
-    assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
 
 
 # --- Clients that come and go ---------------------------------------------------------------------

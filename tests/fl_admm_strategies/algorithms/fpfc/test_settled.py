@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, MessageType
-from flwr.clientapp import ClientApp
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.metrics import adjusted_rand_score
 from torch import nn
@@ -41,7 +40,6 @@ from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
     without,
 )
 from tests.support.federation import WatchedGrid, assert_same_bits
-from tests.support.legacy import run_legacy
 from tests.support.pairs import v_of
 from tests.support.slopes import app_of, arrays, client_of
 
@@ -57,14 +55,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def unequal(client: int) -> Any:
     """Return samples: of client 0 ten, of the others 30."""
     return data(client, 10 if client == 0 else 30)
-
-
-def alone(context: Context) -> Any:
-    return client_of(context, data(int(context.node_config["partition-id"]))).to_client()
-
-
-def legacy_app() -> ClientApp:
-    return ClientApp(client_fn=alone)
 
 
 def omega(strategy: FPFC) -> Any:
@@ -106,15 +96,6 @@ def test_a_group_trains_one_model_the_mean_by_examples_and_sends_it_to_all() -> 
             )
             assert_allclose(seen[server_round][client], expected, rtol=1e-5)
     assert strategy.state.source.found.fused_from == PAIRS - 1
-
-
-@pytest.mark.slow
-def test_pairs_begin_in_the_last_rounds() -> None:
-    strategy, _, _ = whole()
-    search = strategy.diagnostics().search
-    assert search.fused_from == PAIRS - 1
-    assert search.lam_inside >= strategy.diagnostics().lam > 0
-    assert strategy.state.pairs.num_stored > 0
 
 
 # --- FPFC's own rounds ----------------------------------------------------------------------------
@@ -280,20 +261,6 @@ def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_pat
     resumed = auto()
     start(resumed, resume=True)
     assert_same_bits(resumed.state_dict(), whole()[0].state_dict())
-
-
-@pytest.mark.slow
-def test_the_engines_and_the_legacy_api_give_the_same_bits() -> None:
-    (expected, _, _), strategy = whole(), auto()
-    with InProcessGrid(app(), NUM_CLIENTS, workers=2) as grid:
-        strategy.start(grid, arrays(), LAST)
-    assert_same_bits(strategy.state_dict(), expected.state_dict())
-    strategy = auto()
-    strategy.start(InProcessGrid(client_app(alone, num_clients=NUM_CLIENTS), 2), arrays(), LAST)
-    assert_same_bits(strategy.state_dict(), expected.state_dict())
-    strategy = auto()
-    run_legacy(InProcessGrid(legacy_app(), NUM_CLIENTS), strategy, arrays(), LAST)
-    assert_same_bits(strategy.state_dict(), expected.state_dict())
 
 
 @pytest.mark.slow
