@@ -368,18 +368,21 @@ def descend(
         for epoch in range(epochs):
             if epoch and scheduler is not None:
                 scheduler.step()
-            total: Tensor | None = None
-            for moving, losses, sizes in problem.gradients(parameters, epoch, full_batch):
+            steps = enumerate(problem.gradients(parameters, epoch, full_batch))
+            for number, (moving, losses, sizes) in steps:
                 objective.complete_gradient(moving)
                 if max_grad_norm is not None:
                     _clip(moving, max_grad_norm, losses.ndim)
                 optimizer.step(moving)
-                if total is None:
-                    total, seen = torch.zeros_like(losses), torch.zeros_like(losses)
-                    first = first if epoch else losses
-                rows(total, losses).add_(losses * sizes)
-                rows(seen, losses).add_(sizes)
-            last = last if total is None else total / seen
+                if epoch == number == 0:
+                    first = losses
+                if epoch == epochs - 1:
+                    if number == 0:
+                        total, seen = torch.zeros_like(losses), torch.zeros_like(losses)
+                    rows(total, losses).add_(losses * sizes)
+                    rows(seen, losses).add_(sizes)
+        if epochs:
+            last = total / seen
     return first, last
 
 
