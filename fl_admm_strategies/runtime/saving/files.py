@@ -28,13 +28,6 @@ from safetensors.numpy import save_file
 PART = ".part"
 """The ending of a file that is being written."""
 
-MAPPED_FROM = 2**30
-"""Bytes from which on a file is mapped into memory and not read."""
-
-_DTYPES = {
-    **{f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IUF" for size in (2, 4, 8)},
-    **{"I8": "i1", "U8": "u1", "BOOL": "?"},
-}
 _CHECKSUM = "checksum"
 _LOCK = ".lock"
 _WAIT = 5.0  # seconds for the processes of a run that was killed to end and to let go
@@ -159,10 +152,7 @@ def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     try:
         with safe_open(path, framework="np") as file:
             metadata = dict(file.metadata() or {})
-            if path.stat().st_size >= MAPPED_FROM:
-                arrays = _mapped(path)
-            else:
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # bytes of unknown origin: the library may raise anything
         raise DamagedFileError(f"it cannot be read: {error}") from error
     checksum = metadata.pop(_CHECKSUM, None)
@@ -171,22 +161,6 @@ def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
             "it holds no checksum" if checksum is None else "its content changed since it was saved"
         )
     return arrays, metadata
-
-
-def _mapped(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a safetensors file mapped into memory; what is written to them is not.
-
-    Its layout: the length of the header, 8 bytes; the header, JSON; the bytes of the arrays.
-    """
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    content = np.asarray(np.memmap(path, np.uint8, "c"))[8 + length :]
-    return {
-        name: content[slice(*of["data_offsets"])].view(_DTYPES[of["dtype"]]).reshape(of["shape"])
-        for name, of in header.items()
-        if name != "__metadata__"
-    }
 
 
 def make_folder(folder: Path) -> None:
