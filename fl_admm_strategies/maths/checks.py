@@ -72,7 +72,7 @@ Count = Annotated[int, partial(check_count, least=1)]
 WholeNumber = Annotated[int, partial(check_count, least=0)]
 
 
-class Rule(NamedTuple):
+class SettingRule(NamedTuple):
     """What a setting must pass, by its type.
 
     Attributes
@@ -95,7 +95,7 @@ class Rule(NamedTuple):
             self.check(name, value)
 
 
-def rule_of(annotation: Any) -> Rule:
+def rule_of(annotation: Any) -> SettingRule:
     """Return what values of a type must pass.
 
     ``Annotated[float, check]`` has its own check, `Literal` and bool their choices. In a union one
@@ -106,7 +106,7 @@ def rule_of(annotation: Any) -> Rule:
     functions = [part for part in parts if get_origin(part) is Callable]
     checked = [part for part in parts if part is not NoneType and part not in functions]
     check = _check_of(checked[0]) if len(checked) == 1 else _anything
-    return Rule(check, NoneType in parts, bool(functions))
+    return SettingRule(check, NoneType in parts, bool(functions))
 
 
 def _anything(name: str, value: object) -> None:
@@ -123,7 +123,7 @@ def _check_of(annotation: Any) -> Callable[[str, Any], object]:
 
 
 @cache
-def rules_of(kind: Any) -> Mapping[str, Rule]:
+def rules_of(kind: Any) -> Mapping[str, SettingRule]:
     """Return what each annotated field of a class must pass."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: rule_of(annotation) for name, annotation in hints.items()}
