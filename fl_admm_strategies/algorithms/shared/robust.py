@@ -30,8 +30,8 @@ from ...runtime.messages.schema import Instruction
 from ...runtime.uploads import Altered, Upload
 from .models import OneMessageStrategy
 
-RobustRule = Literal["krum", "multi-krum", "median", "trimmed-mean"]
-Aggregation = Literal["mean", RobustRule]
+RuleName = Literal["krum", "multi-krum", "median", "trimmed-mean"]
+Aggregation = Literal["mean", RuleName]
 
 
 @dataclass
@@ -49,7 +49,7 @@ def taken_for_false(malicious: float, num_uploads: int) -> int:
     return int(malicious * num_uploads + 1e-9)  # 0.29 * 100 is a little less than 29
 
 
-def check_enough(rule: RobustRule, malicious: float, num_uploads: int) -> None:
+def check_enough(rule: RuleName, malicious: float, num_uploads: int) -> None:
     """Raise ValueError if so few uploads are no work for a rule; the message says how many are."""
     n, f = num_uploads, taken_for_false(malicious, num_uploads)
     if rule in ("krum", "multi-krum") and n - f - 2 < 1:
@@ -72,7 +72,7 @@ def check_enough(rule: RobustRule, malicious: float, num_uploads: int) -> None:
     )
 
 
-def aggregate(rule: RobustRule, malicious: float, uploads: Sequence[Arrays]) -> Arrays:
+def aggregate(rule: RuleName, malicious: float, uploads: Sequence[Arrays]) -> Arrays:
     """Return what a rule makes of the uploads of a round, each of which counts alike.
 
     Parameters
@@ -121,7 +121,7 @@ class RobustRule:
     The mean of the round is then that of the rule, and every upload counts alike.
     """
 
-    rule: RobustRule
+    rule: RuleName
     malicious: float
 
     def apply(self, server_round: int, replies: dict[int, Reply]) -> Altered:
