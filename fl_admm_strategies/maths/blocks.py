@@ -262,7 +262,7 @@ def under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
 
 
-class Upload(Protocol):
+class HasArrays(Protocol):
     """Named arrays and the number of examples behind them."""
 
     @property
@@ -274,7 +274,7 @@ class Upload(Protocol):
         """Their weight."""
 
 
-def weighted_average(arrays: Arrays, uploads: Mapping[int, Upload]) -> Arrays:
+def weighted_average(arrays: Arrays, uploads: Mapping[int, HasArrays]) -> Arrays:
     """Return the means of the uploads' arrays of these names, weighted by their examples.
 
     Integers are rounded.
@@ -283,7 +283,9 @@ def weighted_average(arrays: Arrays, uploads: Mapping[int, Upload]) -> Arrays:
     return average(arrays, uploads, weights)
 
 
-def average(arrays: Arrays, uploads: Mapping[int, Upload], weights: NDArray[np.float64]) -> Arrays:
+def average(
+    arrays: Arrays, uploads: Mapping[int, HasArrays], weights: NDArray[np.float64]
+) -> Arrays:
     """Return the weighted means of the uploads' arrays of these names, as `weighted_average`."""
     shares = weights / weights.sum()
     averages: Arrays = {}

@@ -40,7 +40,7 @@ _LONGEST_NAME = 100
 _NUMBER = (int, float)
 
 
-class OutOfRangeError(ValueError):
+class UnusableNumberError(ValueError):
     """A reply holds NaN, infinity or numbers beyond `LARGEST`."""
 
 
@@ -149,7 +149,7 @@ class ReplyValidation:
                 except ValueError as error:
                     refused[client] = str(error)
                     wrong |= {client} if isinstance(error, WrongMakerError) else set()
-                    infinite += isinstance(error, OutOfRangeError)
+                    infinite += isinstance(error, UnusableNumberError)
                 else:
                     accepted[client] = reply
                     self._has_right_clients = True
@@ -290,9 +290,11 @@ def check_reply(raw: RawReply, spec: Spec | None, wire_dtype: object = None) -> 
         if name not in raw.largest:
             (size,) = largest_of_rows(array[None])
         if not math.isfinite(size):
-            raise OutOfRangeError(f"'{name}' holds NaN or infinity")
+            raise UnusableNumberError(f"'{name}' holds NaN or infinity")
         if dtype.kind == "f" and size > LARGEST:
-            raise OutOfRangeError(f"'{name}' holds {size:.2g}, expected numbers up to {LARGEST:g}")
+            raise UnusableNumberError(
+                f"'{name}' holds {size:.2g}, expected numbers up to {LARGEST:g}"
+            )
         largest = max(largest, size)
         nbytes += array.nbytes
         checked[name] = array if array.dtype == dtype else array.astype(dtype)
