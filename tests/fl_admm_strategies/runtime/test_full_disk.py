@@ -43,7 +43,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(limit, file, tm
     with ExitStack() as until_there_is_room:
 
         def fill(server_round: int, _: Mapping[str, float]) -> None:
-            if server_round == 3:
+            if server_round == 2:  # which is saved by then
                 until_there_is_room.enter_context(largest_file(limit))
 
         with refused(NotWrittenError, tmp_path / file, "File too large", "round 2", "resume=True"):
