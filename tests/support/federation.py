@@ -174,8 +174,6 @@ class Raising(NumPyClient):
         return self.client.evaluate(parameters, config)
 
 
-raising_client_fn = client_fn_of
-
 # --- The federation -------------------------------------------------------------------------------
 
 Online = Mapping[int, Sequence[int]]
@@ -345,9 +343,6 @@ class Federation(InProcessGrid):
         state = self.context(node_of(client)).state
         for key in list(state):
             del state[key]
-
-
-WatchedGrid = RestlessGrid = Federation
 
 
 @cache

@@ -66,7 +66,7 @@ def contract_client(
 
 
 @dataclass
-class Federation:
+class RatingsRun:
     """Clients with their contexts, which a strategy trains and evaluates directly."""
 
     strategy: CompletionStrategy
@@ -128,14 +128,14 @@ class Federation:
         return Memory(self.contexts[i]).latest()
 
 
-def worked_example(strategy: CompletionStrategy, kind: type[CompletionClient[Any]]) -> Federation:
+def worked_example(strategy: CompletionStrategy, kind: type[CompletionClient[Any]]) -> RatingsRun:
     """Return two clients with two users each: M_1 = ((5, -, 3), (4, 2, -)), M_2 likewise."""
     matrices = np.array([[[5.0, 0, 3], [4, 2, 0]], [[0, 1, 4], [1, 5, 0]]])
     train = {}
     for i, matrix in enumerate(matrices):
         users, items = np.nonzero(matrix)
         train[i] = Ratings(users, items, matrix[users, items], 2, 3)
-    return Federation(
+    return RatingsRun(
         strategy,
         SquaredL2(0.1),
         {"item-factors": np.array([[1, 0.5, 0.8]])},

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from clients import TorchClient, client_app
 from fl_admm_strategies import StatefulStrategy
-from tests.support.federation import WatchedGrid, node_of
+from tests.support.federation import Federation, node_of
 
 A, B, N = (1.0, 2.0, 4.0), (1.0, -1.0, 3.0), (10, 20, 30)
 
@@ -85,7 +85,7 @@ def pair_client(client_class: type[TorchClient[Any]], context: Context) -> Any:
     return client_class(context, Pair(), [batch], loss_fn, test_loader=[batch], full_batch=True)
 
 
-class Grid(WatchedGrid):
+class Grid(Federation):
     """The three clients, of which those in `away` are not connected."""
 
     def __init__(

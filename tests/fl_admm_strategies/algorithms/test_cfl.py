@@ -20,7 +20,7 @@ from clients import CFLClient, TorchClient, client_app
 from fl_admm_strategies import CFL
 from fl_admm_strategies.algorithms.cfl import bipartition, directions, norms
 from tests.fl_admm_strategies.algorithms.quadratics import follow
-from tests.support.federation import WatchedGrid, node_of
+from tests.support.federation import Federation, node_of
 from tests.support.refusals import refused
 
 UPDATES = np.array([[0.9, 0.1], [0.8, 0.3], [-0.7, 0.2], [-0.9, -0.1], [0.1, -0.5]])
@@ -52,7 +52,7 @@ def linear_client(
     return client_class(context, Linear(), [batch], loss_fn, test_loader=[batch], full_batch=True)
 
 
-class Clients(WatchedGrid):
+class Clients(Federation):
     """The clients of some updates, of which those in `away` are not connected."""
 
     model = Linear

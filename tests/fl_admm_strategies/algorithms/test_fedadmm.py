@@ -17,7 +17,7 @@ from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM
 from fl_admm_strategies.runtime.messages.records import STEP_SUM
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
-from tests.support.federation import WatchedGrid
+from tests.support.federation import Federation
 from tests.support.refusals import refused
 
 
@@ -38,7 +38,7 @@ def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def scalar_grid(
     x: tuple[float, ...] = (1.0, 2.0), y: tuple[float, ...] = (1.0, 6.0), scale: float = 1.0
-) -> WatchedGrid:
+) -> Federation:
     """Return clients of f_i(u) = scale/2 (x_i u - y_i)^2."""
 
     def client_fn(context: Context) -> Any:
@@ -50,10 +50,10 @@ def scalar_grid(
 
         return FedADMMClient(context, Scalar(), [batch], loss_fn, full_batch=True)
 
-    return WatchedGrid(client_app(client_fn), len(x))
+    return Federation(client_app(client_fn), len(x))
 
 
-def start(strategy: FedADMM, rounds: int, grid: WatchedGrid | None = None) -> FedADMM:
+def start(strategy: FedADMM, rounds: int, grid: Federation | None = None) -> FedADMM:
     strategy.fraction_evaluate = 0.0
     initial = ArrayRecord({"u": Array(np.zeros(1))})
     strategy.start(grid or scalar_grid(), initial, rounds)
@@ -133,7 +133,7 @@ def test_the_weights_are_those_of_the_objective(weights: Any, limit: float) -> N
 # --- rho by the step sizes of a round (P9) --------------------------------------------------------
 
 
-def reporting_grid(*reported: Any) -> WatchedGrid:
+def reporting_grid(*reported: Any) -> Federation:
     """Return clients, all alike, that report these S_i; None: they do not."""
 
     class Reporting(FedADMMClient):
@@ -146,7 +146,7 @@ def reporting_grid(*reported: Any) -> WatchedGrid:
         batch = (torch.ones(1, dtype=torch.float64),) * 2
         return Reporting(context, Scalar(), [batch], half_square, full_batch=True)
 
-    return WatchedGrid(client_app(client_fn), len(reported))
+    return Federation(client_app(client_fn), len(reported))
 
 
 def test_rho_follows_from_the_step_sizes_of_the_first_round() -> None:

@@ -12,12 +12,12 @@ from clients import FedALSClient
 from fl_admm_strategies import FedALS
 from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
 from fl_admm_strategies.runtime.algorithm import MembersChange
-from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, Federation, dense, initial, ratings
+from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, RatingsRun, dense, initial, ratings
 
 LAM, GAMMA, CONFIDENCE = 0.3, 0.5, 2.0
 
 
-def federation(feedback: str = "explicit", **settings: Any) -> Federation:
+def federation(feedback: str = "explicit", **settings: Any) -> RatingsRun:
     strategy = FedALS(
         SquaredL2(GAMMA),
         feedback=feedback,  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ def federation(feedback: str = "explicit", **settings: Any) -> Federation:
         **settings,
     )
     test = {i: ratings(i, seed=1) for i in range(NUM_CLIENTS)}
-    return Federation(strategy, regularizer=SquaredL2(LAM), kind=FedALSClient, test=test)
+    return RatingsRun(strategy, regularizer=SquaredL2(LAM), kind=FedALSClient, test=test)
 
 
 def central_users(

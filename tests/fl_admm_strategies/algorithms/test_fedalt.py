@@ -34,7 +34,7 @@ from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, N, follow
 from tests.support.federation import (
-    WatchedGrid,
+    Federation,
     assert_same_bits,
     client_fn_of,
     dataset,
@@ -244,7 +244,7 @@ def test_fedapm_and_fedalt_cut_a_model_in_the_same_place() -> None:
 @pytest.mark.parametrize("kind", [FedAlt, FedSim, LGFedAvg])
 @pytest.mark.parametrize("pattern", ["[.]", "fc9"])  # all, none
 def test_a_pattern_that_cuts_nothing_is_refused(kind: Any, pattern: str) -> None:
-    grid = WatchedGrid(client_app(client_fn_of(CLIENT_OF[kind])), 2)
+    grid = Federation(client_app(client_fn_of(CLIENT_OF[kind])), 2)
     with refused(ValueError, "personal", pattern):
         kind(pattern).start(grid, initial_arrays(), 1)
     assert not [kind for kind, _, _ in grid.sent if kind == MessageType.EVALUATE]

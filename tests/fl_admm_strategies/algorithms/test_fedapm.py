@@ -23,7 +23,7 @@ from clients import (
 from clients.toolkit.round.mirror import Turn
 from fl_admm_strategies import FedADMM, FedAPM
 from tests.support.federation import (
-    WatchedGrid,
+    Federation,
     assert_same_bits,
     client_fn_of,
     initial_arrays,
@@ -121,7 +121,7 @@ class State:
         )
 
 
-class Federation:
+class QuadraticsRun:
     """The quadratics' clients on a grid, and what Algorithm 1 calls V, U, Pi and u."""
 
     def __init__(self, problems: Sequence[Quadratic], *, exact: bool = True) -> None:
@@ -135,7 +135,7 @@ class Federation:
             client.problem = problem  # type: ignore[union-attr]
             return client.to_client()
 
-        self.grid = WatchedGrid(client_app(client_fn), len(problems))
+        self.grid = Federation(client_app(client_fn), len(problems))
 
     def run(self, strategy: FedAPM, rounds: int) -> list[State]:
         """Return P^0, P^1, ..., from all zeros."""
@@ -235,7 +235,7 @@ GRADIENT = {
 @pytest.mark.parametrize(("exact", "trace"), [(True, EXACT), (False, GRADIENT)])
 def test_the_golden_traces(exact: bool, trace: dict[int, Any], duals: Any) -> None:
     strategy = FedAPM("^v$", published=True, rho=2.0, sigma=2.0, lr=0.1, duals=duals)
-    states = Federation(GOLDEN, exact=exact).run(strategy, 3)
+    states = QuadraticsRun(GOLDEN, exact=exact).run(strategy, 3)
     assert states[0].lagrangian() == pytest.approx(2.5, abs=1e-14)
     for state, (V, U, Pi, u, value) in zip(states[1:], trace.values(), strict=True):
         assert_allclose(np.ravel(state.V), V, atol=1e-9)
@@ -256,7 +256,7 @@ def test_the_identities_of_a_round(exact: bool, fraction: float) -> None:
     problems, sigma = random_problems(1, m=6), 0.3
     settings: dict[str, Any] = {"rho": 6 * 0.7, "sigma": 6 * sigma, "lr": 0.05 / 6}
     strategy = FedAPM("^v$", published=True, **settings, fraction_train=fraction, seed=3)
-    states = Federation(problems, exact=exact).run(strategy, 6)
+    states = QuadraticsRun(problems, exact=exact).run(strategy, 6)
     for old, new in pairwise(states):
         moved_pi = new.lagrangian(u=old.u)
         moved_u = new.lagrangian(u=old.u, Pi=old.Pi)
@@ -288,7 +288,7 @@ def test_the_lagrangian_descends_where_lemma_5_says_so(fraction: float) -> None:
     strategy = FedAPM(
         "^v$", published=True, rho=3 * rho, sigma=3 * sigma, lr=0.3 / rho, **tested, seed=5
     )
-    states = Federation(problems).run(strategy, 40)
+    states = QuadraticsRun(problems).run(strategy, 40)
     a = min(rho / 60, sigma / 2 - 4 * rho / 15)
     assert a > 0
     for old, new in pairwise(states):
@@ -326,7 +326,7 @@ def test_the_limit_is_the_minimiser_of_the_shared_problem() -> None:
         np.vstack(rows), np.concatenate([p.c for p in problems]), rcond=None
     )
     assert rank == 9
-    federation = Federation(problems)
+    federation = QuadraticsRun(problems)
     last = federation.run(
         FedAPM("^v$", published=True, rho=1.5, sigma=0.03, lr=0.1 / 3, fraction_train=0.7, seed=1),
         250,
@@ -352,7 +352,7 @@ def test_the_limit_is_the_minimiser_of_the_shared_problem() -> None:
 
 @pytest.mark.parametrize("duals", ["strategy", "client"])
 def test_messages_hold_the_shared_block_and_nothing_else(duals: Any) -> None:
-    federation = Federation(random_problems(3), exact=False)
+    federation = QuadraticsRun(random_problems(3), exact=False)
     strategy = FedAPM("^v$", published=True, rho=3 * 0.7, lr=0.05 / 3, duals=duals)
     states = federation.run(strategy, 3)
     for _, server_round, messages in federation.grid.sent + federation.grid.received:
@@ -379,8 +379,8 @@ def test_messages_hold_the_shared_block_and_nothing_else(duals: Any) -> None:
 HEAD, BODY = ["head.weight", "head.bias"], ["body.weight", "body.bias"]
 
 
-def small_grid(client_class: Any = FedAPMClient, **kwargs: Any) -> WatchedGrid:
-    return WatchedGrid(client_app(client_fn_of(client_class)), 6, **kwargs)
+def small_grid(client_class: Any = FedAPMClient, **kwargs: Any) -> Federation:
+    return Federation(client_app(client_fn_of(client_class)), 6, **kwargs)
 
 
 # --- Reductions ---------------------------------------------------------------------------------
@@ -414,6 +414,6 @@ def test_only_the_u_step_starts_at_the_server() -> None:
     steps: dict[str, Any] = {"lr": 0.1, "local_epochs": 1, "personal_epochs": 1}
     for duals in ("strategy", "client"):
         strategy = FedAPM("^v$", rho=2.0, sigma=2.0, duals=duals, **steps)
-        last = Federation(problems, exact=False).run(strategy, 2)[-1]
+        last = QuadraticsRun(problems, exact=False).run(strategy, 2)[-1]
         assert_allclose(np.ravel(last.V), [0.181] * 2, rtol=1e-13)
         assert_allclose(last.U.ravel(), [0.2259] * 2, rtol=1e-13)

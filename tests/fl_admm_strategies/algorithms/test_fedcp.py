@@ -23,7 +23,7 @@ from fl_admm_strategies.messages import FedCPInstruction
 from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
 from tests.fl_admm_strategies.algorithms.test_fedrod import client_of, grid_of
-from tests.support.federation import WatchedGrid, dataset, initial_arrays, make_model
+from tests.support.federation import Federation, dataset, initial_arrays, make_model
 from tests.support.refusals import refused
 
 
@@ -49,7 +49,7 @@ def fit(client: Any, shared: Arrays, *, version: int = 0, **changes: Any) -> Arr
     return dict(zip(shared, upload, strict=True))
 
 
-def run(strategy: FedCP, num_rounds: int = 2, **options: Any) -> WatchedGrid:
+def run(strategy: FedCP, num_rounds: int = 2, **options: Any) -> Federation:
     grid = grid_of(FedCPClient, routed_heads)
     strategy.start(grid, ArrayRecord(routed_heads().state_dict()), num_rounds, **options)
     return grid

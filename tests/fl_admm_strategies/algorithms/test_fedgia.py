@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from clients import FedGiAClient, FedGiALinearClient, LeastSquares, Logistic, client_app
 from clients.toolkit.solving.curvature import DataLoss
 from fl_admm_strategies import FedGiA
-from tests.support.federation import WatchedGrid, node_of
+from tests.support.federation import Federation, node_of
 from tests.support.refusals import Warned, refused
 
 M, N = 6, 4
@@ -53,11 +53,11 @@ def zeros(size: int = N) -> ArrayRecord:
     return ArrayRecord({"x": Array(np.zeros(size))})
 
 
-def grid_of(losses: list[DataLoss], **settings: Any) -> WatchedGrid:
+def grid_of(losses: list[DataLoss], **settings: Any) -> Federation:
     def client_fn(context: Context) -> NumPyClient:
         return FedGiALinearClient(context, losses[int(context.node_config["partition-id"])])
 
-    return WatchedGrid(client_app(client_fn), len(losses), **settings)
+    return Federation(client_app(client_fn), len(losses), **settings)
 
 
 def run(
@@ -65,7 +65,7 @@ def run(
     num_rounds: int = 5,
     strategy: FedGiA | None = None,
     on_round: Callable[[FedGiA], None] | None = None,
-    grid: WatchedGrid | None = None,
+    grid: Federation | None = None,
     **settings: Any,
 ) -> FedGiA:
     strategy = strategy or FedGiA(**{"fraction_evaluate": 0, "seed": 1} | settings)
@@ -237,7 +237,7 @@ def saying(curvature: float, losses: list[DataLoss], liars: Collection[int] = ra
             return curvature if lies else super().measure_curvature(asked, config)
 
     app = client_app(lambda c: Client(c, losses[int(c.node_config["partition-id"])]))
-    return WatchedGrid(app, len(losses))
+    return Federation(app, len(losses))
 
 
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
@@ -344,7 +344,7 @@ def test_a_pytorch_model_gives_what_the_closed_form_gives() -> None:
 
     closed = run(losses, 4)
     x = ArrayRecord({"weight": Array(np.zeros((1, N)))})
-    grid = WatchedGrid(client_app(client_fn), M)
+    grid = Federation(client_app(client_fn), M)
     measured = FedGiA(fraction_evaluate=0, seed=1)  # at x = 0, where l'' has its maximum
     measured.start(grid, x, 4)
     columns = [strategy.state.clients.column("curvature") for strategy in (measured, closed)]
@@ -364,4 +364,4 @@ def test_a_client_that_cannot_serve_the_gram_matrix_ends_the_run() -> None:
 
     initial = ArrayRecord(nn.Linear(N, 1).state_dict())
     with refused(RuntimeError, "handshake", "data matrix"):
-        FedGiA(hessian="gram").start(WatchedGrid(client_app(client_fn), M), initial, 1)
+        FedGiA(hessian="gram").start(Federation(client_app(client_fn), M), initial, 1)

@@ -14,7 +14,7 @@ from tests.support.ratings import (
     NUM_CLIENTS,
     NUM_ITEMS,
     RANK,
-    Federation,
+    RatingsRun,
     dense,
     new_context,
     ratings,
@@ -26,12 +26,12 @@ GAMMA, LAM = 0.2, 0.3
 OF_V = RANK * NUM_ITEMS * 8  # bytes
 
 
-def federation(**settings: Any) -> Federation:
+def federation(**settings: Any) -> RatingsRun:
     options = {"user_steps": 3, "item_steps": 2, "fraction_train": 0.4, "seed": 1} | settings
-    return Federation(FedMAvg(SquaredL2(GAMMA), **options), SquaredL2(LAM), kind=FedMAvgClient)
+    return RatingsRun(FedMAvg(SquaredL2(GAMMA), **options), SquaredL2(LAM), kind=FedMAvgClient)
 
 
-def users(run: Federation) -> NDArray[Any]:
+def users(run: RatingsRun) -> NDArray[Any]:
     return np.concatenate([run.held(i)["user-factors"].ravel() for i in run.train])
 
 
@@ -113,7 +113,7 @@ def test_one_client_unscaled_is_alternating_gradient_descent() -> None:
     """The same for p = 1, where both forms are one."""
     finals = []
     for step in ("paper", "unscaled"):
-        run = Federation(
+        run = RatingsRun(
             FedMAvg(SquaredL2(GAMMA), step=step, user_steps=3, item_steps=2),
             SquaredL2(LAM),
             kind=FedMAvgClient,

@@ -18,12 +18,12 @@ from clients.toolkit.data.ratings import Ratings
 from fl_admm_strategies import FedMCADMM, initial_item_factors, made_by
 from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
 from fl_admm_strategies.runtime.messages.records import RawReply
-from tests.support.federation import WatchedGrid
+from tests.support.federation import Federation
 from tests.support.ratings import (
     NUM_CLIENTS,
     NUM_ITEMS,
     RANK,
-    Federation,
+    RatingsRun,
     dense,
     initial,
     ratings,
@@ -40,10 +40,10 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 each_place = pytest.mark.parametrize("duals", ["strategy", "client"])
 
 
-def federation(kind: str = "l2", **settings: Any) -> Federation:
+def federation(kind: str = "l2", **settings: Any) -> RatingsRun:
     of_users, of_items = KINDS[kind]
     options = {"beta": BETA, "inner_steps": STEPS, "fraction_train": 0.4, "seed": 1} | settings
-    return Federation(FedMCADMM(of_items, published=True, **options), of_users)
+    return RatingsRun(FedMCADMM(of_items, published=True, **options), of_users)
 
 
 def soft(x: NDArray[Any], threshold: float) -> NDArray[Any]:
@@ -53,7 +53,7 @@ def soft(x: NDArray[Any], threshold: float) -> NDArray[Any]:
 class Transcript:
     """Algorithm 1, line by line, with dense matrices."""
 
-    def __init__(self, run: Federation, kind: str) -> None:
+    def __init__(self, run: RatingsRun, kind: str) -> None:
         self.kind = kind
         self.data = {i: dense(run.train[i]) for i in range(P)}
         self.V = run.first["item-factors"].copy()
@@ -113,21 +113,21 @@ def test_the_trajectory_is_that_of_algorithm_1(kind: str, duals: str) -> None:
         np.testing.assert_allclose(BETA * dual, expected.Y[i], rtol=0, atol=1e-10)
 
 
-def dual(run: Federation, i: int) -> NDArray[Any]:
+def dual(run: RatingsRun, i: int) -> NDArray[Any]:
     row = run.strategy.state.clients[i]
     return run.strategy.beta * row.dual.reshape(RANK, NUM_ITEMS)
 
 
-def copy_of_items(run: Federation, i: int) -> NDArray[Any]:
+def copy_of_items(run: RatingsRun, i: int) -> NDArray[Any]:
     return np.asarray(run.strategy.state.clients[i].u.reshape(RANK, NUM_ITEMS))
 
 
-def items(run: Federation) -> NDArray[Any]:
+def items(run: RatingsRun) -> NDArray[Any]:
     return run.strategy.global_model()["item-factors"].copy()
 
 
 def lagrangian(
-    run: Federation, U: dict[int, NDArray[Any]], W: Any, V: NDArray[Any], Y: Any
+    run: RatingsRun, U: dict[int, NDArray[Any]], W: Any, V: NDArray[Any], Y: Any
 ) -> float:
     """Return (4) with (5)."""
     total = run.strategy.regularizer.value(V)
@@ -193,7 +193,7 @@ def test_the_worked_example() -> None:
     # U_i^0 = V^0 = 1. U_1 = (1 - (1 - 4))/1.1 = 3.6364; L_U = U_1^2, E = U_1 - 4 = -.3636, so
     # W_1 = (L_U/2 + 1 + 3.6364 * .3636/2)/(L_U/2 + 1) = 1.0869, Y_1 = W_1 - 1.
     one, zero = np.ones((1, 1)), np.zeros(1, np.int64)
-    run = Federation(
+    run = RatingsRun(
         FedMCADMM(SquaredL2(0.1), beta=1.0, inner_steps=1, published=True),
         SquaredL2(0.1),
         {"item-factors": one},
@@ -232,7 +232,7 @@ def client_fn(context: Any) -> Any:
     return FedMCADMMClient(context, train, SquaredL2(USERS), test=test).to_client()
 
 
-def start(strategy: FedMCADMM, grid: WatchedGrid, num_rounds: int = 3, seed: int = 3) -> FedMCADMM:
+def start(strategy: FedMCADMM, grid: Federation, num_rounds: int = 3, seed: int = 3) -> FedMCADMM:
     strategy.start(grid, initial_item_factors(RANK, NUM_ITEMS, seed=seed), num_rounds)
     return strategy
 
@@ -240,7 +240,7 @@ def start(strategy: FedMCADMM, grid: WatchedGrid, num_rounds: int = 3, seed: int
 @each_place
 @pytest.mark.parametrize("published", [True, False])
 def test_the_users_factors_are_in_no_message(duals: Any, published: bool) -> None:
-    grid = WatchedGrid(client_app(client_fn), P)
+    grid = Federation(client_app(client_fn), P)
     start(FedMCADMM(SquaredL2(ITEMS), published=published, duals=duals, seed=1), grid)
     for kind, _, messages in grid.received:
         for reply in messages:

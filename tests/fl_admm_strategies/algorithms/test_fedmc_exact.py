@@ -12,18 +12,18 @@ from fl_admm_strategies import FedMCADMM
 from fl_admm_strategies.maths.rated import RATED
 from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
 from fl_admm_strategies.runtime.algorithm import MembersChange
-from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, Federation, dense, initial, ratings
+from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, RatingsRun, dense, initial, ratings
 from tests.support.refusals import refused
 
 LAM, GAMMA, BETA, CONFIDENCE = 0.3, 0.5, 0.8, 2.0
 ROUNDS = ([0, 1, 3], [2, 4], [0, 2], [1, 3, 4], [0, 1, 2, 3, 4])
 
 
-def federation(feedback: str = "explicit", **settings: Any) -> Federation:
+def federation(feedback: str = "explicit", **settings: Any) -> RatingsRun:
     options = {"beta": BETA, "feedback": feedback, "confidence": CONFIDENCE} | settings
     strategy = FedMCADMM(SquaredL2(GAMMA), **options)
     test = {i: ratings(i, seed=1) for i in range(NUM_CLIENTS)}
-    return Federation(strategy, SquaredL2(LAM), test=test)
+    return RatingsRun(strategy, SquaredL2(LAM), test=test)
 
 
 def gradients(
@@ -146,7 +146,7 @@ def test_no_weight_depends_on_the_number_of_clients() -> None:
     """All clients twice, and the items' weight twice: each V is the same."""
     one = federation()
     train = {i: ratings(i % NUM_CLIENTS) for i in range(2 * NUM_CLIENTS)}
-    two = Federation(FedMCADMM(SquaredL2(2 * GAMMA), beta=BETA), SquaredL2(LAM), train=train)
+    two = RatingsRun(FedMCADMM(SquaredL2(2 * GAMMA), beta=BETA), SquaredL2(LAM), train=train)
     for server_round in (1, 2, 3):
         one.round(server_round, [*range(NUM_CLIENTS)])
         two.round(server_round, [*range(2 * NUM_CLIENTS)])

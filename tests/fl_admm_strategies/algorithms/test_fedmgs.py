@@ -12,15 +12,15 @@ from fl_admm_strategies import FedMGS, SquaredL2
 from fl_admm_strategies.algorithms.fedmgs import CURVATURE
 from fl_admm_strategies.runtime.messages.records import RawReply, Reply
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.support.ratings import Federation, dense, worked_example
+from tests.support.ratings import RatingsRun, dense, worked_example
 from tests.support.refusals import refused
 
 GAMMA, LAM = 0.2, 0.3
 
 
-def federation(**settings: Any) -> Federation:
+def federation(**settings: Any) -> RatingsRun:
     options = {"user_steps": 3, "fraction_train": 0.4, "seed": 1} | settings
-    return Federation(FedMGS(SquaredL2(GAMMA), **options), SquaredL2(LAM), kind=FedMGSClient)
+    return RatingsRun(FedMGS(SquaredL2(GAMMA), **options), SquaredL2(LAM), kind=FedMGSClient)
 
 
 def test_the_worked_example() -> None:

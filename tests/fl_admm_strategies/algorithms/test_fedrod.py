@@ -19,7 +19,7 @@ from fl_admm_strategies import FedProx, FedRoD
 from fl_admm_strategies.messages import FedRoDInstruction
 from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
-from tests.support.federation import WatchedGrid, dataset, initial_arrays, make_model
+from tests.support.federation import Federation, dataset, initial_arrays, make_model
 from tests.support.refusals import refused
 
 LOGITS = torch.tensor([[1.0, 2.0, 0.5], [0.2, -1.0, 3.0]], dtype=torch.float64)
@@ -42,13 +42,13 @@ def client_of(
     return client_class(context, make(), [batch], nn.CrossEntropyLoss(), **options, **more)
 
 
-def grid_of(client_class: Any, make: Callable[[], nn.Module], clients: int = 4) -> WatchedGrid:
-    return WatchedGrid(
+def grid_of(client_class: Any, make: Callable[[], nn.Module], clients: int = 4) -> Federation:
+    return Federation(
         client_app(lambda context: client_of(client_class, make, context).to_client()), clients
     )
 
 
-def run(strategy: FedRoD, num_rounds: int = 3, **options: Any) -> WatchedGrid:
+def run(strategy: FedRoD, num_rounds: int = 3, **options: Any) -> Federation:
     grid = grid_of(FedRoDClient, two_headed)
     strategy.start(grid, ArrayRecord(two_headed().state_dict()), num_rounds, **options)
     return grid

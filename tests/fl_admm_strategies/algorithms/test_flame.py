@@ -22,7 +22,7 @@ from torch import nn
 from clients import FLAMEClient, client_app
 from clients.toolkit.solving.objective import LocalObjective
 from fl_admm_strategies import FLAME
-from tests.support.federation import WatchedGrid, node_of
+from tests.support.federation import Federation, node_of
 from tests.support.pace import fast
 
 Matrix = NDArray[np.float64]
@@ -65,7 +65,7 @@ class Quadratics:
             full_batch=True,
         )
 
-    def grid(self, *, exact: bool = True, noise: float = 0.0, **kwargs: Any) -> WatchedGrid:
+    def grid(self, *, exact: bool = True, noise: float = 0.0, **kwargs: Any) -> Federation:
         federation = self
 
         class ExactClient(FLAMEClient):
@@ -81,7 +81,7 @@ class Quadratics:
                 return {"loss": 0.0}
 
         kind = ExactClient if exact else FLAMEClient
-        return WatchedGrid(
+        return Federation(
             client_app(lambda context: self.client(context, kind).to_client()),
             len(self.b),
             **kwargs,

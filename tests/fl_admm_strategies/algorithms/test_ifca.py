@@ -15,7 +15,7 @@ from torch import Tensor
 from clients import IFCAClient, TorchClient, client_app
 from fl_admm_strategies import IFCA
 from tests.fl_admm_strategies.algorithms.quadratics import Counting, Scalar, follow
-from tests.support.federation import WatchedGrid, assert_same_bits, node_of
+from tests.support.federation import Federation, assert_same_bits, node_of
 from tests.support.refusals import Warned, refused
 
 A, B, N = (1.0, 2.0, 1.0, 3.0), (2.0, 2.5, -1.0, 0.26), (10, 30, 20, 20)
@@ -23,7 +23,7 @@ START = (0.6, -0.1)
 ALL = range(4)
 
 
-class Clients(WatchedGrid):
+class Clients(Federation):
     def __init__(
         self, client_class: type[TorchClient[Any]] = IFCAClient, model: type[Scalar] = Scalar
     ) -> None:

@@ -44,7 +44,7 @@ from tests.support.federation import (
     INITIAL,
     JOINING,
     PARTITIONS,
-    RestlessGrid,
+    Federation,
     client_fn_of,
     initial_arrays,
     trained,
@@ -87,7 +87,7 @@ def when_all_have_come_and_gone(name: str) -> StatefulStrategy:
     """Run one of these until it stands still: client 2 joins in round 2, client 0 leaves later."""
     make, client_class = MINIMISERS[name]
     strategy: StatefulStrategy = make(seed=1, max_missed_rounds=1, fraction_evaluate=0)
-    grid = RestlessGrid(
+    grid = Federation(
         client_app(lambda context: target_client(client_class, context).to_client()),
         PARTITIONS,
         {0: [2, 3, 4], 2: [2, 3, 4, 5], 4: [3, 4, 5]},
@@ -125,7 +125,7 @@ def test_the_gradient_that_fedgia_finds_is_that_of_the_clients_there_are(t, scal
     strategy = FedGiA(t=t, local_steps=2, fraction_evaluate=0, seed=1)
     app = client_app(lambda context: target_client(FedGiAClient, context, scale).to_client())
     strategy.start(
-        RestlessGrid(app, PARTITIONS, FROM_ROUND_3), ArrayRecord({"weight": torch.zeros(1, 1)}), 3
+        Federation(app, PARTITIONS, FROM_ROUND_3), ArrayRecord({"weight": torch.zeros(1, 1)}), 3
     )
     x = float(strategy.state.point[0])
     assert len(strategy.client_ids) == 4
@@ -156,9 +156,7 @@ def test_fedgia_compares_no_gradient_with_one_of_other_clients(coming: bool, sca
     small, large = [2, 3, 4], [2, 3, 4, 5]
     online = {0: small, 25: large} if coming else {0: large, 25: small}
     strategy = FedGiA(fraction_evaluate=0, max_missed_rounds=1, seed=1)
-    strategy.start(
-        RestlessGrid(app, PARTITIONS, online), ArrayRecord({"x": Array(np.zeros(4))}), 70
-    )
+    strategy.start(Federation(app, PARTITIONS, online), ArrayRecord({"x": Array(np.zeros(4))}), 70)
     there = everybody if coming else INITIAL
     assert strategy.client_ids == there
     bound = np.mean([losses[i].largest_curvature() for i in there])
@@ -187,7 +185,7 @@ def test_the_number_of_clients_that_fedmc_began_with_is_a_scale_of_the_objective
 # --- What a joining client is sent ----------------------------------------------------------------
 
 
-class Recording(RestlessGrid):
+class Recording(Federation):
     """Keeps the training messages by round and node."""
 
     def __init__(self, *args: Any) -> None:
@@ -269,7 +267,7 @@ def test_a_joining_client_that_fails_the_handshake_is_asked_again(warned: Warned
         client.numpy_client.client = int(context.node_config["partition-id"])
         return client
 
-    grid = RestlessGrid(client_app(client_fn), PARTITIONS, FROM_ROUND_3)
+    grid = Federation(client_app(client_fn), PARTITIONS, FROM_ROUND_3)
     strategy = FedADMM(weights="size", rho=0.1, lr=0.5, seed=1)
     strategy.start(grid, initial_arrays(), 4)
     assert trained(strategy)[3] == INITIAL

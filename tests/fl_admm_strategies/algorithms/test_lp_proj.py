@@ -18,7 +18,7 @@ from clients import LpProjADMMClient, client_app
 from fl_admm_strategies import LpProjADMM
 from fl_admm_strategies.maths.projection import projection
 from tests.fl_admm_strategies.algorithms.quadratics import Pair, pair_client
-from tests.support.federation import WatchedGrid, node_of
+from tests.support.federation import Federation, node_of
 from tests.support.refusals import refused
 
 M, D, K, B = 4, 6, 2, 1.3
@@ -52,17 +52,17 @@ def make_client(context: Context) -> LpProjADMMClient:
     )
 
 
-def grid() -> WatchedGrid:
-    return WatchedGrid(client_app(lambda context: make_client(context).to_client()), M)
+def grid() -> Federation:
+    return Federation(client_app(lambda context: make_client(context).to_client()), M)
 
 
 def run(
-    strategy: LpProjADMM, num_rounds: int, watched: WatchedGrid | None = None, **kw: Any
+    strategy: LpProjADMM, num_rounds: int, watched: Federation | None = None, **kw: Any
 ) -> None:
     strategy.start(watched or grid(), ArrayRecord(Two().state_dict()), num_rounds, **kw)
 
 
-def personal(watched: WatchedGrid) -> np.ndarray:
+def personal(watched: Federation) -> np.ndarray:
     """Return theta_i of every client, shape (m, d)."""
     models = [make_client(watched.context(node_of(i))).personal_arrays() for i in range(M)]
     return np.stack([np.concatenate([m["first"].ravel(), m["second"]]) for m in models])
@@ -170,7 +170,7 @@ def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{half}.projection", lambda *_: p)
 
     new_client = partial(pair_client, LpProjADMMClient)
-    watched = WatchedGrid(client_app(lambda context: new_client(context).to_client()), 2)
+    watched = Federation(client_app(lambda context: new_client(context).to_client()), 2)
     strategy = LpProjADMM(
         lam=1.0, rho=0.5, lr=0.1, local_epochs=2, dimension=1, fraction_evaluate=0.0
     )

@@ -20,7 +20,7 @@ from fl_admm_strategies import InProcessGrid, LpProj, PFedMe
 from fl_admm_strategies.maths.projection import projection
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, Pair, follow, pair_client
 from tests.support.federation import (
-    WatchedGrid,
+    Federation,
     assert_same_runs,
     client_fn_of,
     initial_arrays,
@@ -46,9 +46,9 @@ def given_p(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(
     strategy: LpProj, *rounds: Sequence[int]
-) -> tuple[list[list[Any]], list[float], WatchedGrid]:
+) -> tuple[list[list[Any]], list[float], Federation]:
     """Return the theta_i and w after every round, and the grid."""
-    watched = WatchedGrid(client_app(lambda context: new_client(context).to_client()), 2)
+    watched = Federation(client_app(lambda context: new_client(context).to_client()), 2)
     thetas: list[list[Any]] = []
     w: list[float] = []
     script = iter(rounds)
@@ -122,8 +122,8 @@ def test_with_p_the_identity_and_theta_started_at_w_it_is_pfedme(monkeypatch):
     assert_allclose(projected.own_w(*ALL), whole.own_w(*ALL), atol=1e-15)
 
 
-def start(strategy: LpProj, num_rounds: int) -> WatchedGrid:
-    watched = WatchedGrid(client_app(lambda context: new_client(context).to_client()), 2)
+def start(strategy: LpProj, num_rounds: int) -> Federation:
+    watched = Federation(client_app(lambda context: new_client(context).to_client()), 2)
     strategy.start(watched, ArrayRecord(Pair().state_dict()), num_rounds)
     return watched
 

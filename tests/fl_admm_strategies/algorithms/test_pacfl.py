@@ -16,7 +16,7 @@ from clients import FedProxClient, LocalClient, PACFLClient, TorchClient, client
 from fl_admm_strategies import PACFL, FedProx, Local, StatefulStrategy
 from tests.fl_admm_strategies.algorithms.quadratics import follow
 from tests.fl_admm_strategies.maths.test_subspaces import SMALLEST, X
-from tests.support.federation import WatchedGrid, node_of
+from tests.support.federation import Federation, node_of
 from tests.support.refusals import Warned, refused
 
 EVERYBODY = range(5)
@@ -30,7 +30,7 @@ class Model(nn.Linear):
         nn.init.zeros_(self.weight)
 
 
-class Clients(WatchedGrid):
+class Clients(Federation):
     """The five clients, and a sixth whose data are those of another."""
 
     model = Model

@@ -31,7 +31,7 @@ from tests.fl_admm_strategies.algorithms.quadratics import (
     follow,
     make_client,
 )
-from tests.support.federation import WatchedGrid
+from tests.support.federation import Federation
 from tests.support.refusals import refused
 
 
@@ -111,7 +111,7 @@ def quartic_client(context: Context) -> Any:
 )
 def test_on_losses_that_are_not_quadratic(settings: Any, expected: list[float]) -> None:
     strategy = perfedavg(**settings)
-    watched = WatchedGrid(client_app(quartic_client), 2)
+    watched = Federation(client_app(quartic_client), 2)
     w: list[float] = []
     first = ArrayRecord(Quartic().state_dict())
     strategy.start(
@@ -131,7 +131,7 @@ def test_the_small_difference_of_its_own_is_nearly_the_hessian() -> None:
     ends = []
     for mode in ("hf", "exact"):
         strategy = perfedavg(mode=mode, fraction_evaluate=0.0)
-        watched = WatchedGrid(client_app(quartic_client), 2)
+        watched = Federation(client_app(quartic_client), 2)
         strategy.start(watched, ArrayRecord(Quartic().state_dict()), 2)
         ends.append(strategy.state.model["w"].item())
     assert ends[0] == pytest.approx(ends[1], abs=1e-6)

@@ -21,7 +21,6 @@ from tests.support.federation import (
     initial_arrays,
     make_client,
     not_asking,
-    raising_client_fn,
     trained,
 )
 from tests.support.legacy import run_legacy
@@ -116,7 +115,7 @@ def test_a_bad_reply_is_as_if_the_client_was_not_sampled(how: str, warned: Warne
 
 
 def test_a_run_in_which_every_client_fails_ends_with_the_reason() -> None:
-    client_fn = raising_client_fn(FPFCClient, {c: [1, 2, 3] for c in range(NUM_CLIENTS)})
+    client_fn = client_fn_of(FPFCClient, {c: [1, 2, 3] for c in range(NUM_CLIENTS)})
     with refused(RuntimeError, "disk is full"):
         run(fpfc(), 3, client_fn)
 

@@ -31,7 +31,7 @@ from fl_admm_strategies.algorithms.fpfc.messages import FPFCInstruction
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import received, scalars
 from tests.support.cases import NUM_CLIENTS, case_of, plain, run, sampling
-from tests.support.federation import WatchedGrid, client_fn_of
+from tests.support.federation import Federation, client_fn_of
 from tests.support.pace import fast
 from tests.support.refusals import refused
 
@@ -146,7 +146,7 @@ ROUNDED = ["FedADMM", "FedADMM-client-duals", "FedAPM"]
 def test_a_loop_of_ones_own_ends_where_the_methods_client_does(name: str) -> None:
     case = case_of(name)
     clients = client_app(client_fn_of(with_own_loop(case.client_class)))
-    users = run(case, WatchedGrid(clients, NUM_CLIENTS), strategy=sampling(case))
+    users = run(case, Federation(clients, NUM_CLIENTS), strategy=sampling(case))
     ours, _ = plain(case)
     compare = assert_array_equal if name in EXACT else _close
     for mine, theirs in zip(numbers(users.state_dict()), numbers(ours.state_dict()), strict=True):
@@ -212,7 +212,7 @@ def test_steps_that_are_a_formula_take_no_optimizer(name: str) -> None:
         strategy = case.strategy(seed=1, tolerance=1e-3)
         clients = client_app(client_fn_of(partial(case.client_class, **{name: given[name]})))
         with refused(RuntimeError, name):
-            run(case, WatchedGrid(clients, NUM_CLIENTS), 1, strategy)
+            run(case, Federation(clients, NUM_CLIENTS), 1, strategy)
 
 
 # --- Optimizers that own their gradients ----------------------------------------------------------

@@ -10,13 +10,13 @@ import pytest
 from clients import FactorRecommender, FedALSClient, ItemRecommender, Recommender
 from fl_admm_strategies import FedALS
 from fl_admm_strategies.maths.regularizers import SquaredL2
-from tests.support.ratings import NUM_ITEMS, Federation, ratings
+from tests.support.ratings import NUM_ITEMS, RatingsRun, ratings
 from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize("feedback", ["explicit", "implicit"])
 def test_a_new_user_gets_what_a_client_predicts(feedback: str, tmp_path: Path) -> None:
-    here = Federation(
+    here = RatingsRun(
         FedALS(SquaredL2(0.5), feedback=feedback, confidence=2.0),  # type: ignore[arg-type]
         regularizer=SquaredL2(0.3),
         kind=FedALSClient,

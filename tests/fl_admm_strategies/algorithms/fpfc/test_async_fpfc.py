@@ -30,7 +30,7 @@ from fl_admm_strategies import (
 from tests.support.checkpoints import Killed, killer
 from tests.support.federation import (
     FROM_ROUND_3,
-    RestlessGrid,
+    Federation,
     assert_same_bits,
     assert_same_runs,
     client_fn_of,
@@ -239,7 +239,7 @@ def test_a_round_without_any_usable_reply_asks_everybody_again() -> None:
 
 
 def test_a_client_joins_with_its_first_reply() -> None:
-    grid = RestlessGrid(point_app(), (0, 1, 4, 2), FROM_ROUND_3)
+    grid = Federation(point_app(), (0, 1, 4, 2), FROM_ROUND_3)
     strategy = run(7, grid=grid, delay=1.0)
     # Asked in round 3, when the first two have replied, it is due with them at 2 s.
     assert order(strategy) == [0, 1, 4, 0, 1, 2, 4]
@@ -250,7 +250,7 @@ def test_a_client_joins_with_its_first_reply() -> None:
 
 
 def test_what_was_on_its_way_to_a_client_that_left_is_forgotten() -> None:
-    grid = RestlessGrid(point_app(), (0, 1, 2), {0: [2, 3, 4], 3: [2, 3], 9: [2, 3, 4]})
+    grid = Federation(point_app(), (0, 1, 2), {0: [2, 3, 4], 3: [2, 3], 9: [2, 3, 4]})
     members: dict[int, list[int]] = {}
 
     def on_round(server_round: int, metrics: Any) -> None:
@@ -300,7 +300,7 @@ def test_a_killed_run_resumes_to_the_same_bits(every: int, tmp_path: Path) -> No
 
 def test_a_run_of_which_a_client_is_joining_resumes_to_the_same_bits(tmp_path: Path) -> None:
     def start(**options: Any) -> AsyncFPFC:
-        grid = RestlessGrid(point_app(), (0, 1, 4, 2), FROM_ROUND_3)
+        grid = Federation(point_app(), (0, 1, 4, 2), FROM_ROUND_3)
         if options.get("resume"):
             grid.server_round = 4
         return run(12, grid=grid, delay=by_delays, start=options)  # type: ignore[no-any-return]

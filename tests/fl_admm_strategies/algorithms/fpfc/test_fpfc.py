@@ -22,7 +22,7 @@ from fl_admm_strategies.maths.pairs import store
 from fl_admm_strategies.maths.pairs.history import ModelHistory
 from fl_admm_strategies.runtime.messages.records import RawReply, from_array_record, parse_groups
 from tests.support.federation import (
-    WatchedGrid,
+    Federation,
     assert_same_bits,
     client_fn_of,
     dataset,
@@ -117,7 +117,7 @@ def test_the_three_device_trace_end_to_end() -> None:
         v = [v_of(pairs, 0, 1)[0], v_of(pairs, 0, 2)[0], v_of(pairs, 1, 2)[0]]
         seen.append((pairs.omega[:, 0].copy(), v, pairs.zeta([0, 1, 2])[:, 0]))
 
-    grid = WatchedGrid(client_app(point_client), 3)
+    grid = Federation(client_app(point_client), 3)
     strategy.start(grid, ArrayRecord(Point().state_dict()), 3, on_round=look)
     for server_round, (omega, v, zeta) in enumerate(seen):
         assert_allclose(omega, OMEGA[server_round], rtol=0, atol=1e-9)
@@ -138,7 +138,7 @@ def test_the_three_device_trace_end_to_end() -> None:
 def test_diagnostics_of_the_trace_by_hand() -> None:
     # After round 2: r1 = max_i |omega_i - c_i + (v_i1 + v_i2 + v_i3) / 3|, v_ji = -v_ij.
     strategy = sampling(trace_strategy(nu=0.5), TRACE_SETS)
-    strategy.start(WatchedGrid(client_app(point_client), 3), ArrayRecord(Point().state_dict()), 3)
+    strategy.start(Federation(client_app(point_client), 3), ArrayRecord(Point().state_dict()), 3)
     omega, (v12, v13, v23) = np.array(OMEGA[2]), V[2]
     dual = np.array([v12 + v13, v23 - v12, -v13 - v23]) / 3
     residuals = np.abs(omega - TARGETS + dual)
@@ -176,8 +176,8 @@ def test_diagnostics_of_the_trace_by_hand() -> None:
 # --- The network of the contract test -----------------------------------------------------------
 
 
-def grid_of(num_nodes: int = 4, **kwargs: Any) -> WatchedGrid:
-    return WatchedGrid(client_app(client_fn_of(FPFCClient)), num_nodes, **kwargs)
+def grid_of(num_nodes: int = 4, **kwargs: Any) -> Federation:
+    return Federation(client_app(client_fn_of(FPFCClient)), num_nodes, **kwargs)
 
 
 def fpfc(**settings: Any) -> FPFC:
@@ -191,7 +191,7 @@ def groups_of(message: Message) -> dict[str, int]:
     return {group: len(names) for group, names in groups.items()}
 
 
-def groups_sent(grid: WatchedGrid, client: int) -> dict[int, dict[str, int]]:
+def groups_sent(grid: Federation, client: int) -> dict[int, dict[str, int]]:
     """Return by round what a client was sent for training."""
     return {
         server_round: groups_of(message)
@@ -312,7 +312,7 @@ def test_more_local_epochs_are_really_taken() -> None:
     # omega <- omega - 0.1 (omega + omega - 1) = 0.8 omega + 0.1: 0.9, then 0.82.
     for epochs, expected in ((1, 0.9), (2, 0.82)):
         strategy = FPFC(SCAD, lr=0.1, local_epochs=epochs, min_available_nodes=1)
-        grid = WatchedGrid(client_app(point_client), 1)
+        grid = Federation(client_app(point_client), 1)
         strategy.start(grid, ArrayRecord(Point().state_dict()), 1)
         assert_allclose(strategy.personal_arrays(0)["omega"].numpy(), [expected], rtol=1e-14)
 
@@ -409,7 +409,7 @@ def test_batch_norm_buffers_are_averaged_and_not_in_the_block(clustered: str | N
     with torch.random.fork_rng():
         arrays = ArrayRecord(Normed().state_dict())
     strategy = fpfc(clustered=clustered)
-    strategy.start(WatchedGrid(client_app(normed_client), 3), arrays, 2)
+    strategy.start(Federation(client_app(normed_client), 3), arrays, 2)
     trained = 12 if clustered else 18
     assert strategy.state.pairs.omega.shape == (3, trained)
     model = from_array_record(strategy.global_arrays)

@@ -21,7 +21,7 @@ from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
 from fl_admm_strategies.maths.pairs import PairwiseStore
 from fl_admm_strategies.runtime.messages.records import from_array_record
 from tests.support.federation import (
-    WatchedGrid,
+    Federation,
     assert_same_bits,
     client_fn_of,
     initial_arrays,
@@ -43,13 +43,13 @@ def app(first: int, slopes: torch.Tensor = SLOPES, features: int = 3) -> Any:
 @cache
 def trained() -> FPFC:
     strategy = FPFC(PENALTY, lr=0.1, local_epochs=5, fraction_evaluate=0.0)
-    strategy.start(WatchedGrid(app(0), OLD), arrays(), 30)
+    strategy.start(Federation(app(0), OLD), arrays(), 30)
     return strategy
 
 
 def joined(count: int = 2, rounds: int = 12, first: int = 10, **base: Any) -> tuple[Any, Any]:
     strategy = trained().newcomers(min_available_nodes=1, seed=1, **base)
-    grid = WatchedGrid(app(first), count)
+    grid = Federation(app(first), count)
     strategy.start(grid, trained().global_arrays, rounds)
     return strategy, grid
 
@@ -114,7 +114,7 @@ def test_who_trains_too_far_from_its_group_still_joins_it() -> None:
             published=published,
             min_available_nodes=2,
         )
-        strategy.start(WatchedGrid(few, 2), trained().global_arrays, 5)
+        strategy.start(Federation(few, 2), trained().global_arrays, 5)
         found[published] = strategy.groups()
         group = from_array_record(strategy.model_arrays("cluster", 0))
         joins = np.array_equal(group["weight"], trained().models().clusters[number[0]]["weight"])
@@ -125,9 +125,9 @@ def test_who_trains_too_far_from_its_group_still_joins_it() -> None:
 def test_arrays_that_are_not_clustered_stay_as_they_are() -> None:
     strategy = FPFC(SmoothedSCAD(0.5), lr=0.2, local_epochs=1, clustered="^head")
     fit = client_app(client_fn_of(FPFCClient))
-    strategy.start(WatchedGrid(fit, 4), initial_arrays(), 2)
+    strategy.start(Federation(fit, 4), initial_arrays(), 2)
     new = strategy.newcomers(min_available_nodes=1)
-    grid = WatchedGrid(fit, 1)
+    grid = Federation(fit, 1)
     new.start(grid, strategy.global_arrays, 3)
     personal = from_array_record(new.model_arrays("personal", 0))
     shared = from_array_record(strategy.global_arrays)
@@ -143,7 +143,7 @@ def test_they_join_what_was_saved(tmp_path: Path) -> None:
     saved = FPFCNewcomers(
         load_models(tmp_path), PENALTY, lr=0.1, local_epochs=5, min_available_nodes=1, seed=1
     )
-    saved.start(WatchedGrid(app(10), 2), trained().global_arrays, 12)
+    saved.start(Federation(app(10), 2), trained().global_arrays, 12)
     expected, _ = joined()
     assert saved.groups() == expected.groups()
     assert_same_bits(saved.state_dict(), expected.state_dict())
@@ -155,7 +155,7 @@ def test_an_interrupted_one_resumes_to_the_same_bits() -> None:
     states: dict[int, Any] = {}
     first = trained().newcomers(min_available_nodes=1, seed=1)
     first.start(
-        WatchedGrid(app(10), 2),
+        Federation(app(10), 2),
         trained().global_arrays,
         5,
         on_round=lambda r, m: states.update({r: first.state_dict()}),
@@ -163,5 +163,5 @@ def test_an_interrupted_one_resumes_to_the_same_bits() -> None:
     for saved in (1, 4):
         again = trained().newcomers(min_available_nodes=1, seed=1)
         again.load_state_dict(states[saved])
-        again.start(WatchedGrid(app(10), 2), trained().global_arrays, 12)
+        again.start(Federation(app(10), 2), trained().global_arrays, 12)
         assert_same_bits(again.state_dict(), expected.state_dict())

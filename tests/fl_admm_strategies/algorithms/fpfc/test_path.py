@@ -25,9 +25,8 @@ from tests.support.federation import (
     FROM_ROUND_3,
     GONE_AND_BACK,
     PARTITIONS,
+    Federation,
     Online,
-    RestlessGrid,
-    WatchedGrid,
     assert_same_bits,
     node_of,
 )
@@ -73,9 +72,9 @@ def vectors(strategy: FPFC) -> NDArray[Any]:
 
 
 @cache
-def whole(path: LambdaPath, rounds: int) -> tuple[FPFC, WatchedGrid, dict[int, State]]:
+def whole(path: LambdaPath, rounds: int) -> tuple[FPFC, Federation, dict[int, State]]:
     """Return a run, its grid and its states by round; only to read."""
-    strategy, grid = along(path), WatchedGrid(app(), NUM_CLIENTS)
+    strategy, grid = along(path), Federation(app(), NUM_CLIENTS)
     states: dict[int, State] = {}
 
     def on_round(server_round: int, metrics: Any) -> None:
@@ -114,7 +113,7 @@ def test_the_lambda_that_is_worse_is_taken_back() -> None:
 def test_a_stage_ends_when_the_metric_is_at_rest() -> None:
     path = LambdaPath([0.0, 0.5], min_rounds=3, calm_rounds=2, max_rounds=50, tol=0.05)
     strategy = along(path, fraction_train=1.0)
-    strategy.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 15)
+    strategy.start(Federation(app(), NUM_CLIENTS), arrays(), 15)
     taken = strategy.diagnostics().path
     values = [
         np.mean([metrics["validation-loss"] for metrics in strategy.train_metrics[r].values()])
@@ -154,7 +153,7 @@ def test_a_path_of_one_lambda_is_a_plain_run(path: LambdaPath) -> None:
     states = []
     for penalty in (path, SmoothedSCAD(0.5)):
         strategy = along(penalty)
-        strategy.start(WatchedGrid(validated_app(), NUM_CLIENTS), arrays(), 15)
+        strategy.start(Federation(validated_app(), NUM_CLIENTS), arrays(), 15)
         states.append(strategy.state_dict())
     of_path = {"state/source", "state/clients/validation", "state/clients/path_labels"}
     of_path |= {"base/initial_examples"}  # a handshake asks for it
@@ -197,7 +196,7 @@ def test_schedules_begin_anew_with_every_lambda() -> None:
     for warm in (True, False):
         path = LambdaPath([0.0, 0.5], warm=warm, min_rounds=3, max_rounds=3, tol=0.0)
         strategy = along(path, lr=StepDecay(0.1, factor=0.5))
-        grid = WatchedGrid(app(), NUM_CLIENTS)
+        grid = Federation(app(), NUM_CLIENTS)
         strategy.start(grid, arrays(), 8)
         rates[warm] = [
             float(grid.phase(MessageType.TRAIN, r)[0].content["config"]["lr"]) for r in range(1, 9)
@@ -225,7 +224,7 @@ def test_interrupted_anywhere_it_resumes_to_the_same_bits(
     for saved in interrupted:
         strategy = along(path)
         strategy.load_state_dict(states[saved])
-        strategy.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), rounds)
+        strategy.start(Federation(app(), NUM_CLIENTS), arrays(), rounds)
         assert_same_bits(strategy.state_dict(), expected.state_dict())
 
 
@@ -240,7 +239,7 @@ def test_clients_may_come_and_go_between_the_best_and_the_return_to_it(
     path = LambdaPath([0.0, 30.0], warm=warm, min_rounds=2, max_rounds=2)
     strategy = along(path, fraction_train=1.0, max_missed_rounds=2, min_available_nodes=1)
     partitions = PARTITIONS if online is FROM_ROUND_3 else (0, 1, 4, 1)
-    strategy.start(RestlessGrid(app(), partitions, online), arrays(), 8)
+    strategy.start(Federation(app(), partitions, online), arrays(), 8)
     taken = strategy.diagnostics().path
     assert len(taken.labels) == len(strategy.client_ids)
     assert taken.chosen is not None
@@ -254,12 +253,12 @@ def test_a_loss_that_is_none_is_the_worst_and_can_be_saved(loss: float) -> None:
 
     clients = app_of(data, {3: Diverged})
     strategy = along(LambdaPath([0.0, 0.5], min_rounds=1, max_rounds=2), fraction_train=1.0)
-    strategy.start(WatchedGrid(clients, NUM_CLIENTS), arrays(), 3)
+    strategy.start(Federation(clients, NUM_CLIENTS), arrays(), 3)
     taken = strategy.diagnostics().path
     assert taken.values[0] == pytest.approx(1e30 / 6)
     again = along(LambdaPath([0.0, 0.5], min_rounds=1, max_rounds=2), fraction_train=1.0)
     again.load_state_dict(strategy.state_dict())
-    again.start(WatchedGrid(clients, NUM_CLIENTS), arrays(), 4)
+    again.start(Federation(clients, NUM_CLIENTS), arrays(), 4)
 
 
 # --- Bad input ------------------------------------------------------------------------------------
@@ -307,7 +306,7 @@ def test_clients_that_cannot_validate_are_refused_before_round_1(
     strategy = along(LambdaPath([0.5], monitor=monitor))
     clients = app_of(lambda c: samples(c, SLOPES[0], count, 0.5), **options)
     with refused(RuntimeError, named):
-        strategy.start(WatchedGrid(clients, NUM_CLIENTS), arrays(), 3)
+        strategy.start(Federation(clients, NUM_CLIENTS), arrays(), 3)
     assert not strategy.train_metrics
 
 
@@ -316,4 +315,4 @@ def test_another_grid_does_not_continue() -> None:
     other = along(LambdaPath([0.0, 0.2, 0.5, 40.0], min_rounds=2, max_rounds=4))
     other.load_state_dict(states[6])
     with refused(ValueError, "lams"):
-        other.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 8)
+        other.start(Federation(app(), NUM_CLIENTS), arrays(), 8)

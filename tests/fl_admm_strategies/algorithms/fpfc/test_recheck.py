@@ -13,7 +13,7 @@ from fl_admm_strategies.algorithms.fpfc import recheck, together
 from fl_admm_strategies.algorithms.fpfc.finding import Choice
 from fl_admm_strategies.algorithms.fpfc.together import RECHECK_AFTER, RECHECKS
 from fl_admm_strategies.maths.pairs import PairwiseStore
-from tests.support.federation import RestlessGrid, WatchedGrid
+from tests.support.federation import Federation
 from tests.support.pace import fast
 
 from .test_search import FIRST, FUSION, JUDGE, NUM_CLIENTS, REPROBE, app, arrays, asked, auto, run
@@ -64,7 +64,7 @@ def test_wrong_groups_are_mended(wrong: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_it_is_done_again_while_it_changes_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     choose(monkeypatch, WRONG["merged"])
     short(monkeypatch)
-    strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS)
+    strategy, grid = auto(), Federation(app(), NUM_CLIENTS)
     run(strategy, JUDGE + 2 * RECHECK_AFTER + 8, grid)
     everybody = list(range(NUM_CLIENTS))
     second = JUDGE + RECHECK_AFTER + 1
@@ -86,7 +86,7 @@ def test_who_does_not_reply_goes_where_its_group_goes_and_is_heard_later(
     short(monkeypatch)
     strategy = auto()
     last = JUDGE + RECHECK_AFTER + 8
-    run(strategy, last, WatchedGrid(app(), NUM_CLIENTS, spoil={lost: losing(2)}))
+    run(strategy, last, Federation(app(), NUM_CLIENTS, spoil={lost: losing(2)}))
     assert strategy.clusters().tolist() == TRUTH
 
 
@@ -107,7 +107,7 @@ def test_uploads_of_a_re_check_are_clipped_as_in_the_search() -> None:
         local = strategy.state.source.found.local.values()
         largest[server_round] = max((np.abs(model).max() for model in local), default=0)
 
-    grid = WatchedGrid(app(), NUM_CLIENTS, spoil={REPROBE: far})
+    grid = Federation(app(), NUM_CLIENTS, spoil={REPROBE: far})
     run(strategy, JUDGE, grid, on_round=look)
     assert 0 < largest[REPROBE] < 100
     assert strategy.clusters().tolist() == TRUTH
@@ -119,6 +119,6 @@ def test_a_client_leaves_and_one_comes_meanwhile(monkeypatch: pytest.MonkeyPatch
     nodes = [FIRST + place for place in range(7)]
     online = {0: nodes[:6], REPROBE: [node for node in nodes if node != nodes[4]]}
     strategy = auto(max_missed_rounds=1, fraction_train=1.0)
-    strategy.start(RestlessGrid(app(), (*range(6), 6), online), arrays(), FUSION + 3)
+    strategy.start(Federation(app(), (*range(6), 6), online), arrays(), FUSION + 3)
     assert strategy.client_ids == [0, 1, 2, 3, 5, 6]
     assert strategy.clusters().tolist()[:5] == [0, 1, 0, 1, 0]

@@ -26,8 +26,7 @@ from fl_admm_strategies.algorithms.fpfc.messages import FPFCMessage, TrialInstru
 from fl_admm_strategies.maths.blocks import under
 from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
 from tests.support.federation import (
-    RestlessGrid,
-    WatchedGrid,
+    Federation,
     assert_same_bits,
     client_fn_of,
     initial_arrays,
@@ -64,20 +63,20 @@ def auto(**changes: Any) -> FPFC:
     return FPFC(**settings | {"fraction_evaluate": 0.0, "seed": 1} | changes)
 
 
-def run(strategy: FPFC, rounds: int = ROUNDS, grid: Any = None, **options: Any) -> WatchedGrid:
-    grid = grid or WatchedGrid(app(), NUM_CLIENTS)
+def run(strategy: FPFC, rounds: int = ROUNDS, grid: Any = None, **options: Any) -> Federation:
+    grid = grid or Federation(app(), NUM_CLIENTS)
     strategy.start(grid, arrays(), rounds, **options)
     return grid
 
 
 @cache
-def plain() -> tuple[FPFC, WatchedGrid]:
+def plain() -> tuple[FPFC, Federation]:
     """Return a run with nothing in its way; only to read."""
     strategy = auto()
     return strategy, run(strategy)
 
 
-def asked(grid: WatchedGrid, server_round: int) -> list[int]:
+def asked(grid: Federation, server_round: int) -> list[int]:
     return sorted(
         int(message.metadata.dst_node_id) - FIRST
         for message in grid.phase(MessageType.TRAIN, server_round)
@@ -114,7 +113,7 @@ def test_the_groups_are_found_and_lambda_from_them() -> None:
     assert isinstance(strategy.penalty_in_use, SmoothedSCAD)
 
 
-def uploads(grid: WatchedGrid, server_round: int) -> dict[int, dict[str, Any]]:
+def uploads(grid: Federation, server_round: int) -> dict[int, dict[str, Any]]:
     return {
         reply.metadata.src_node_id - FIRST: from_array_record(reply.content["arrays"])
         for reply in grid.replies(MessageType.TRAIN, server_round)
@@ -125,7 +124,7 @@ def uploads(grid: WatchedGrid, server_round: int) -> dict[int, dict[str, Any]]:
 def test_the_models_by_hand() -> None:
     # Candidate 1 has the two groups. After the last refit its models are the plain means of what
     # the members uploaded; FPFC starts from them, with theta_ij = omega_i - omega_j and v_ij = 0.
-    strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS)
+    strategy, grid = auto(), Federation(app(), NUM_CLIENTS)
     run(strategy, SCORE, grid)
     last = uploads(grid, SCORE - 1)
     flat = {c: np.append(upload["1/weight"], upload["1/bias"]) for c, upload in last.items()}
@@ -169,7 +168,7 @@ def flat(arrays: Mapping[str, Any]) -> Any:
     return np.append(arrays["weight"], arrays["bias"])
 
 
-def sent(grid: WatchedGrid, server_round: int) -> dict[int, list[Any]]:
+def sent(grid: Federation, server_round: int) -> dict[int, list[Any]]:
     """Return the models that every client was sent in a stage that asks everybody."""
     found = {}
     for message in grid.phase(MessageType.TRAIN, server_round):
@@ -197,7 +196,7 @@ def test_where_alone_is_taken_the_best_other_grouping_has_more_time(
     # Alone each has its own slope at once; the mean of all comes to the three slopes later. A run
     # that is about to end does not wait.
     strategy = auto(fraction_train=0.7, max_norm=1e6)
-    grid = run(strategy, rounds, WatchedGrid(app_of(of_one_feature_each), 3))
+    grid = run(strategy, rounds, Federation(app_of(of_one_feature_each), 3))
     assert strategy.clusters().tolist() == groups
     search = strategy.diagnostics().search
     longer = range(SCORE + 1, search.last_round)
@@ -217,7 +216,7 @@ def test_of_many_clients_a_few_choose_and_the_one_of_its_kind_is_among_them() ->
         return samples(client, slopes.get(client, SLOPES[0]), 30, 0.1)
 
     strategy = auto(fraction_train=0.2, consensus_rounds=3)
-    grid = run(strategy, 5, WatchedGrid(app_of(data_of_many), count))
+    grid = run(strategy, 5, Federation(app_of(data_of_many), count))
     assert [len(asked(grid, r)) for r in (1, 2, 3, 4, 5)] == [8, 8, 8, count, VOTERS]
     assert odd in asked(grid, 5)
     assert strategy.clusters().tolist() == [int(client == odd) for client in range(count)]
@@ -246,7 +245,7 @@ def test_of_many_clients_a_few_choose_and_the_one_of_its_kind_is_among_them() ->
 def test_only_the_clustered_block_is_searched_with() -> None:
     # The network of the contract's tests: its head is clustered, its body is shared.
     strategy = auto(clustered="^head")
-    grid = WatchedGrid(client_app(client_fn_of(FPFCClient)), NUM_CLIENTS)
+    grid = Federation(client_app(client_fn_of(FPFCClient)), NUM_CLIENTS)
     shared: dict[int, Any] = {}
 
     def look(server_round: int, metrics: Any) -> None:
@@ -264,12 +263,12 @@ def test_only_the_clustered_block_is_searched_with() -> None:
 
 @pytest.mark.slow
 def test_one_group_and_everybody_alone(caplog: pytest.LogCaptureFixture) -> None:
-    def grid(weights: Callable[[int], torch.Tensor]) -> WatchedGrid:
+    def grid(weights: Callable[[int], torch.Tensor]) -> Federation:
         def client(context: Context) -> Any:
             number = int(context.node_config["partition-id"])
             return client_of(context, samples(number + 6, weights(number), 30, 0.1)).to_client()
 
-        return WatchedGrid(client_app(client), NUM_CLIENTS)
+        return Federation(client_app(client), NUM_CLIENTS)
 
     together = auto(fraction_train=1.0)
     run(together, grid=grid(lambda client: SLOPES[0]))
@@ -337,9 +336,9 @@ def test_without_held_out_samples_the_groups_are_found_by_corrected_training_los
         assert search.losses[k] == pytest.approx(np.mean(expected))
 
 
-def clients_with(counts: Mapping[int, int]) -> WatchedGrid:
+def clients_with(counts: Mapping[int, int]) -> Federation:
     """Return a grid on which some clients have few samples."""
-    return WatchedGrid(app_of(lambda c: data(c, counts.get(c, 30))), NUM_CLIENTS)
+    return Federation(app_of(lambda c: data(c, counts.get(c, 30))), NUM_CLIENTS)
 
 
 def test_clients_with_one_sample_each_are_refused() -> None:
@@ -357,7 +356,7 @@ def test_a_client_that_cannot_compute_its_loss_is_refused() -> None:
         return Own(context, model(), [data(0)]).to_client()
 
     with refused(RuntimeError, "loss_fn"):
-        run(auto(), grid=WatchedGrid(client_app(client), NUM_CLIENTS))
+        run(auto(), grid=Federation(client_app(client), NUM_CLIENTS))
 
 
 # --- Lost replies ---------------------------------------------------------------------------------
@@ -371,7 +370,7 @@ def without(*clients: int) -> Callable[[list[Message]], list[Message]]:
 @pytest.mark.slow
 def test_who_never_replies_joins_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     spoil = {PROBE + k: without(3) for k in range(PROBE_ROUNDS)}
-    strategy, grid = auto(fraction_train=1.0), WatchedGrid(app(), NUM_CLIENTS, spoil=spoil)
+    strategy, grid = auto(fraction_train=1.0), Federation(app(), NUM_CLIENTS, spoil=spoil)
     end = JUDGE + PROBE_ROUNDS - 1
     run(strategy, end + 40, grid)
     assert warnings_in(caplog.records, "clients [3]", "3 rounds")
@@ -392,11 +391,11 @@ def test_who_never_replies_joins_afterwards(caplog: pytest.LogCaptureFixture) ->
     [*map(slow, (CONSENSUS, REFIT + 3, SCORE, REPROBE, JUDGE, FUSION)), REFIT],
 )
 def test_a_lost_reply_of_another_stage_counts_as_none(server_round: int) -> None:
-    grid = WatchedGrid(app(), NUM_CLIENTS)
+    grid = Federation(app(), NUM_CLIENTS)
     run(auto(), server_round, grid)
     victim = asked(grid, server_round)[0]
     strategy = auto()
-    grid = WatchedGrid(app(), NUM_CLIENTS, spoil={server_round: without(victim)})
+    grid = Federation(app(), NUM_CLIENTS, spoil={server_round: without(victim)})
     run(strategy, grid=grid)
     assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
     found, expected = strategy.diagnostics().search, plain()[0].diagnostics().search
@@ -417,7 +416,7 @@ def test_clients_join_and_leave_in_every_stage(when: int) -> None:
     partitions = (*range(NUM_CLIENTS), 6)
     nodes = [FIRST + place for place in range(7)]
     online = {0: nodes[:6], when: [node for node in nodes if node != nodes[4]]}
-    grid = RestlessGrid(app(), partitions, online)
+    grid = Federation(app(), partitions, online)
     strategy = auto(max_missed_rounds=2, fraction_train=1.0)
     strategy.start(grid, arrays(), 30)
     assert strategy.client_ids == [0, 1, 2, 3, 5, 6]
@@ -437,7 +436,7 @@ def test_clients_join_and_leave_in_every_stage(when: int) -> None:
 )
 def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_path: Path) -> None:
     def start(strategy: FPFC, **options: Any) -> None:
-        grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
+        grid = Federation(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
         run(strategy, grid=grid, checkpoint_dir=tmp_path / "saved", **options)
 
     def interrupt(server_round: int, metrics: Any) -> None:

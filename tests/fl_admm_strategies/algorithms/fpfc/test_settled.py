@@ -39,7 +39,7 @@ from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
     uploads,
     without,
 )
-from tests.support.federation import WatchedGrid, assert_same_bits
+from tests.support.federation import Federation, assert_same_bits
 from tests.support.pairs import v_of
 from tests.support.slopes import app_of, arrays, client_of
 
@@ -62,9 +62,9 @@ def omega(strategy: FPFC) -> Any:
 
 
 @cache
-def whole() -> tuple[FPFC, WatchedGrid, Mapping[int, Any]]:
+def whole() -> tuple[FPFC, Federation, Mapping[int, Any]]:
     """Return a run with nothing in its way, and its models by round; only to read."""
-    strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS)
+    strategy, grid = auto(), Federation(app(), NUM_CLIENTS)
     seen: dict[int, Any] = {}
     run(strategy, LAST, grid, on_round=lambda r, metrics: seen.setdefault(r, omega(strategy)))
     return strategy, grid, seen
@@ -74,7 +74,7 @@ def whole() -> tuple[FPFC, WatchedGrid, Mapping[int, Any]]:
 
 
 def test_a_group_trains_one_model_the_mean_by_examples_and_sends_it_to_all() -> None:
-    strategy, grid = auto(), WatchedGrid(app_of(unequal), NUM_CLIENTS)
+    strategy, grid = auto(), Federation(app_of(unequal), NUM_CLIENTS)
     seen: dict[int, Any] = {}
     run(strategy, LAST, grid, on_round=lambda r, metrics: seen.setdefault(r, omega(strategy)))
     assert strategy.clusters().tolist() == GROUPS
@@ -211,7 +211,7 @@ def test_a_silent_client_is_in_no_pair_no_cluster_and_no_mean(
     silent = {r: without(3) for r in range(PROBE, 100)}
     strategy = auto(fraction_train=1.0)
     end = JUDGE + PROBE_ROUNDS - 1
-    run(strategy, end + rounds, WatchedGrid(app(), NUM_CLIENTS, spoil=silent))
+    run(strategy, end + rounds, Federation(app(), NUM_CLIENTS, spoil=silent))
     assert strategy.clusters().tolist() == [0, 1, 0, 2, 1, 0]
     nu = strategy.nu_in_use
     assert strategy.clusters(nu).tolist() == [0, 1, 0, 2, 1, 0]
@@ -228,7 +228,7 @@ def test_a_client_that_comes_later_says_which_group_suits_it(late: int) -> None:
     # Together until round 15, pairs from then on: it comes before and after.
     silent = {r: without(3) for r in range(PROBE, late)}
     strategy = auto(fraction_train=1.0)
-    grid = WatchedGrid(app(), NUM_CLIENTS, spoil=silent)
+    grid = Federation(app(), NUM_CLIENTS, spoil=silent)
     run(strategy, LAST + 3, grid)
     assert strategy.clusters().tolist() == GROUPS
     metrics = strategy.train_metrics[late][3]
@@ -249,7 +249,7 @@ def test_a_client_that_comes_later_says_which_group_suits_it(late: int) -> None:
 @pytest.mark.parametrize("last", [JUDGE, JUDGE + 1, PAIRS - 1, PAIRS, PAIRS + 1])
 def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_path: Path) -> None:
     def start(strategy: FPFC, **options: Any) -> None:
-        grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
+        grid = Federation(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
         run(strategy, LAST, grid, checkpoint_dir=tmp_path / "saved", **options)
 
     def interrupt(server_round: int, metrics: Any) -> None:
@@ -268,7 +268,7 @@ def test_where_replies_are_taken_in_as_they_come_groups_are_held_and_nobody_is_m
     settings = {"consensus_rounds": 1, "lr": 0.1, "local_epochs": 4, "fraction_evaluate": 0.0}
     strategy = AsyncFPFC(delay=1.0, **settings)
     seen: dict[int, Any] = {}
-    grid = WatchedGrid(app(), NUM_CLIENTS)
+    grid = Federation(app(), NUM_CLIENTS)
     strategy.start(
         grid, arrays(), JUDGE + 30, on_round=lambda r, _: seen.setdefault(r, omega(strategy))
     )
@@ -311,7 +311,7 @@ def test_own_rounds_that_raise_the_losses_are_given_up(
     def client_fn(context: Context) -> Any:
         return client_of(context, unequal(int(context.node_config["partition-id"])), Worsening)
 
-    strategy, grid = auto(), WatchedGrid(client_app(client_fn), NUM_CLIENTS)
+    strategy, grid = auto(), Federation(client_app(client_fn), NUM_CLIENTS)
     run(strategy, LAST + 4, grid)
     found, models = strategy.state.source.found, omega(strategy)
     assert found.fused_until == (found.fused_from + 5 if is_given_up else 0)
