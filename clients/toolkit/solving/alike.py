@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -110,6 +111,7 @@ def work_in_stacks(key: Hashable, problem: LocalProblem, epoch: Epoch) -> float:
 
 
 def _trial(problem: LocalProblem, inputs: Tensor, targets: Tensor) -> float:
+    problem = replace(problem, loss_fn=_without_hooks(problem.loss_fn))
     if len(targets) == 1:
         inputs, targets = torch.cat([inputs, inputs]), torch.cat([targets, targets])
     less = len(targets) - 1
@@ -140,6 +142,16 @@ def _trial(problem: LocalProblem, inputs: Tensor, targets: Tensor) -> float:
             return math.inf
     per_sample: float = work.number / (2 * less + 1)
     return per_sample
+
+
+def _without_hooks(loss_fn: Any) -> Any:
+    """Return a loss that calls no hook: a trial is no step of the client."""
+    if not isinstance(loss_fn, nn.Module):
+        return loss_fn
+    plain = copy.copy(loss_fn)
+    for name in ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks"):
+        setattr(plain, name, OrderedDict())
+    return plain
 
 
 class _Multiplications(TorchFunctionMode):
