@@ -47,7 +47,7 @@ from .runtime.stopping import EarlyStopping
 from .runtime.strategy import StatefulStrategy
 from .runtime.tracking import metrics_frame, to_mlflow, to_tensorboard, to_wandb
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CFL",

@@ -245,8 +245,9 @@ def overview(tables: Sequence[Table]) -> str:
 
 
 INTRODUCTION = """Methods tuned alike on several problems, with training alone (Local) beside
-them. Nothing was chosen on test data. [Which method?](../choosing-a-method.md) says what
-follows; [Compare on your data](../compare.md) makes the same for yours."""
+them. The figures were made with version 0.1.0. Nothing was chosen on test data.
+[Which method?](../choosing-a-method.md) says what follows;
+[Compare on your data](../compare.md) makes the same for yours."""
 CAPTION = """Test accuracy in % (Housing and Body fat: RMSE): the mean over the clients of the
 model that a client would use; mean ± deviation over seeds, in brackets how many. **A row of one
 seed ranks nothing.** "Above Local": problems on which the mean is better. "Work": gradients, as a
