@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from functools import partial
 from logging import INFO
 from typing import Any, ClassVar, cast
@@ -148,7 +149,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     """Who described the method, and where: authors, venue and year, arXiv number."""
     in_rounds: ClassVar[bool] = True
     """Whether a round takes in the replies of all that it asked."""
-    run: Run
+    run: Run = field(init=False)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
