@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from fl_admm_strategies import FLAME
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.messages.records import split_groups
 
 from ..toolkit.data.batches import Loader
 from ..toolkit.round.proximal import ProximalClient
@@ -55,7 +54,7 @@ class FLAMEClient(ProximalClient):
             on the validation data, where the client has some) and ``hm-oracle`` (chosen on the test
             data themselves); ``hm-val-personal`` is 1 where the choice fell on the personal model.
         """
-        models = split_groups(parameters, config)
+        models = self.models(parameters, config)
         if "personal" not in models:  # theta_i never left the client
             kept = self.memory.require_known(config)
             own = {} if kept is None else self.own_model(kept)

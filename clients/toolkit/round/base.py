@@ -132,6 +132,10 @@ class MethodClient(NumPyClient, Generic[Asked]):
             "fraction_evaluate=0."
         )
 
+    def models(self, parameters: list[NDArray[Any]], config: Scalars) -> dict[str, Arrays]:
+        """Return the models of an evaluation's message, by kind."""
+        return wire.split_groups(parameters, config)
+
     @abstractmethod
     def train_size(self) -> int:
         """Return n_i, the number of training examples; raise ValueError if there are none."""

@@ -10,7 +10,6 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.messages.records import split_groups
 
 from ..solving.curvature import DataLoss, Vector
 from ..solving.steps import Scalars
@@ -73,7 +72,7 @@ class LinearClient(MethodClient[Asked]):
                 "This client has no test_problem, so it cannot evaluate. Give it one, or switch "
                 "federated evaluation off with fraction_evaluate=0."
             )
-        x = self.vector(split_groups(parameters, config)["global"])
+        x = self.vector(self.models(parameters, config)["global"])
         loss, _ = self.test_problem.value_and_gradient(x)
         report = {"loss": loss} | self.test_problem.metrics(x)
         metrics = {f"global-{name}": value for name, value in report.items()}
