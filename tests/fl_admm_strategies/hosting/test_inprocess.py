@@ -219,6 +219,7 @@ def test_a_failing_client_says_why_and_leaves_no_trace(workers, caplog):
 # --- workers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_clients_run_in_processes_of_their_own() -> None:
     data = {"loaded": [1]}
 

@@ -102,6 +102,7 @@ class SilentGrid(Federation):
         return super().pull_messages([message for message in wanted if message not in held])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silent", fast([4], [2, 4]))  # seconds of waiting
 @pytest.mark.parametrize("size", [0, 3])
 def test_a_run_begins_without_a_silent_node_and_does_not_wait_for_it_to_the_end(

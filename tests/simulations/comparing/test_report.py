@@ -138,6 +138,7 @@ def test_a_failed_cell_is_a_row_and_its_method_is_not_tested(
         write_report(comparison, outcomes, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_sweep_is_a_row_a_method_and_a_column_a_value(tmp_path: Path) -> None:
     swept = {"attack.kind": ["gaussian", "sign-flip"], "attack.ratio": [0, 0.2]}

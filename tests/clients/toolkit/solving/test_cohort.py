@@ -217,6 +217,7 @@ def test_in_a_stack_a_client_gets_what_it_gets_alone(kind: str, stacked: list[in
         assert_as_alone(result, alone(TOGETHER[kind](i)))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=2, max_size=6),

@@ -160,6 +160,7 @@ def test_ids_can_be_given_before_anybody_comes(warned: Warned) -> None:
     assert len(warned("left out")) == len(warned("left out", "node 2", "[0]")) == 1
 
 
+@pytest.mark.slow
 def test_ids_belong_to_the_same_nodes_in_a_resumed_run(tmp_path: Path) -> None:
     run(grid_of({0: [2, 3, 4]}), 2, tmp_path)
     elsewhere = grid_of({0: [2, 4, 5]})
