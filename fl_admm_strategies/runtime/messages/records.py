@@ -135,8 +135,6 @@ class Reply:
         Number of examples, more than 0.
     metrics : dict of str to float
         Every number the client reported.
-    largest : float
-        The largest absolute value in the arrays.
     nbytes : int
         Bytes of the arrays as they travelled.
     sent : ClientInstruction
@@ -150,7 +148,6 @@ class Reply:
     arrays: Arrays
     num_examples: float
     metrics: Metrics
-    largest: float = 0.0
     nbytes: int = 0
     sent: ClientInstruction = field(default_factory=lambda: ClientInstruction({}))
     altered: bool = False

@@ -229,8 +229,7 @@ def _scaled(reply: Reply, reference: Arrays, factor: float) -> Reply:
     for name, array in reply.arrays.items():
         start = _start(array, reference.get(name)).astype(np.float64)
         arrays[name] = as_dtype(np.asarray(start + factor * (array - start)), array.dtype)
-    largest = max((float(np.abs(array).max(initial=0)) for array in arrays.values()), default=0.0)
-    return replace(reply, arrays=arrays, largest=largest, altered=True)
+    return replace(reply, arrays=arrays, altered=True)
 
 
 def _start(array: NDArray[Any], reference: NDArray[Any] | None) -> NDArray[Any]:

@@ -279,7 +279,7 @@ def check_reply(raw: RawReply, spec: Spec | None, wire_dtype: object = None) -> 
         faults = [f"lack {listing(missing)}"] * bool(missing)
         faults += [f"have {listing(strange)}, which was not asked for"] * bool(strange)
         raise ValueError(f"its arrays {' and '.join(faults)}")
-    largest, nbytes, checked = 0.0, 0, {}
+    nbytes, checked = 0, {}
     for name, (shape, dtype) in spec.items():
         array = arrays[name]
         if not has_shape(array, shape):
@@ -295,12 +295,11 @@ def check_reply(raw: RawReply, spec: Spec | None, wire_dtype: object = None) -> 
             raise UnusableNumberError(
                 f"'{name}' holds {size:.2g}, expected numbers up to {LARGEST:g}"
             )
-        largest = max(largest, size)
         nbytes += array.nbytes
         checked[name] = array if array.dtype == dtype else array.astype(dtype)
     sealed = raw.metrics.get(SEAL)
     altered = sealed is not None and sealed != seal(arrays[name] for name in spec)
-    return Reply(checked, counted, metrics, largest, nbytes, altered=altered)
+    return Reply(checked, counted, metrics, nbytes, altered=altered)
 
 
 @lru_cache(maxsize=1024)

@@ -86,4 +86,4 @@ def test_a_reply_without_a_usable_curvature_is_refused_by_name(
     np.testing.assert_array_equal(strategy.state.clients.column("gradient"), before)
     assert f"client 2 reported the {CURVATURE}" in caplog.text
     with refused(ValueError, "client 7", CURVATURE):
-        strategy.new_client(7, Reply({"item-factors": V}, 3.0, reported, 1.0))
+        strategy.new_client(7, Reply({"item-factors": V}, 3.0, reported))

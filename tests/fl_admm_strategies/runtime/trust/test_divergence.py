@@ -28,7 +28,7 @@ def watched(
     health = DivergenceMonitor("FedGiA")
     for server_round, loss in enumerate(losses, start=1):
         first = {"initial-loss": start} if server_round == 1 else {}
-        replies = {c: Reply({}, 10.0, {"loss": loss, **first}, 0.0) for c in (0, 1)}
+        replies = {c: Reply({}, 10.0, {"loss": loss, **first}) for c in (0, 1)}
         kept = health.watch(server_round, replies, 0)
         assert [reply.metrics for reply in kept.values()] == [{"loss": loss}] * 2
     return [record.getMessage() for record in caplog.records]
@@ -80,7 +80,7 @@ def test_clients_are_compared_with_their_own_start(caplog: pytest.LogCaptureFixt
     for server_round in range(1, 9):
         client, start, loss = (0, 1.0, 0.5) if server_round < 3 else (1, 40.0, 20.0)
         metrics = {"loss": loss} | ({"initial-loss": start} if server_round in (1, 3) else {})
-        health.watch(server_round, {client: Reply({}, 5.0, metrics, 0.0)}, 0)
+        health.watch(server_round, {client: Reply({}, 5.0, metrics)}, 0)
     assert not caplog.records
 
 
