@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 
 from clients import client_app
 from fl_admm_strategies import InProcessGrid, LegacyServer, run_in_process
+from fl_admm_strategies.runtime.common.interrupts import interruptible
 from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
 from tests.support.cases import CHEAP, NUM_CLIENTS
 from tests.support.federation import Adding, Mean, trained
@@ -101,6 +102,16 @@ def test_an_interrupt_ends_a_run_under_the_legacy_api_before_its_other_clients_t
     assert len(done) < 10
 
 
+def test_an_interrupt_ends_a_block_whose_code_swallows_it_and_fails_later() -> None:
+    def swallow_and_fail() -> None:  # Python itself swallows in a weak reference's callback
+        with interruptible():
+            press_ctrl_c_and_swallow_it()
+            raise RuntimeError("this InProcessGrid has been closed")
+
+    with pytest.raises(KeyboardInterrupt):
+        swallow_and_fail()
+
+
 # --- As a process of its own ----------------------------------------------------------------------
 
 
@@ -150,7 +161,7 @@ def test_the_command_line_ends_with_130_and_the_command_that_goes_on(engine, tmp
     with started(*run, "--set", "training.num-rounds=100000", cwd=tmp_path) as process:
         error, seconds = interrupt(process, tmp_path / "a run" / "checkpoints")
     print(f"It took {seconds:.1f} s.")
-    assert process.returncode == 130
+    assert process.returncode == 130, error
     found = re.fullmatch(
         r"Interrupted. The run is saved up to round (\d+); go on with: (python -m .* --resume)\n",
         error,

@@ -308,7 +308,7 @@ class InProcessGrid(LocalGrid):
     def _drop(self, reply: Future[Message]) -> None:
         """Forget a reply that is to come, and end the worker on which its client runs."""
         with self._lock:
-            if reply.cancel():
+            if not reply.cancelled() and reply.cancel():
                 reply.set_running_or_notify_cancel()  # for those who wait for it
             if worker := self._running.get(reply):
                 worker.kill()

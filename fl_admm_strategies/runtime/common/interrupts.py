@@ -45,8 +45,8 @@ def interruptible(on_interrupt: Callable[[], None] | None = None) -> Iterator[No
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if raised:
-        raise raised[0]
+        if raised:  # what the block raised after it, such as "the grid is closed", follows from it
+            raise raised[0] from None
 
 
 @contextmanager

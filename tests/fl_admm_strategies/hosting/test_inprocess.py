@@ -435,6 +435,17 @@ def test_a_closed_grid_keeps_its_contexts_and_refuses_messages(workers: int) -> 
     grid.close()
 
 
+@pytest.mark.slow
+def test_a_grid_with_waiting_clients_can_be_closed_twice() -> None:
+    # Ctrl-C does it: once from its handler, once as the run leaves the grid.
+    grid = InProcessGrid(counting_app(), 2, workers=1)
+    grid.push_messages([train_message(node, do="sleep") for node in grid.get_node_ids()])
+    grid.close()
+    grid.close()
+    with refused(RuntimeError, "closed"):
+        grid.push_messages([train_message(2)])
+
+
 def test_the_bytes_of_arrays_are_shared_and_all_else_is_copied() -> None:
     seen: list[Array] = []
 
