@@ -4,9 +4,10 @@
 
 draws mistakes (an operator or a number that is another one, a statement that is missing, branches
 that are swapped) in the code of the methods, and runs the tests of each in a copy of the
-repository: the fast tests of the module first, then all fast tests, then the slow ones of the
-module's folder and of the contract, until one fails. Every mistake becomes a line of `--out`, and
-one that stands there already is not tried again, so that an interrupted command goes on. Text, log
+repository until one fails: of all mistakes the fast tests first; then, of those that no fast test
+notices, the slow ones of the module's folder and of the contract. `pytest-testmon` knows from one
+run without a mistake which fast tests run the mistaken code. Every trial becomes a line of `--out`,
+and one that stands there already is not repeated, so that an interrupted command goes on. Text, log
 lines, and constants of modules and settings are left as they are.
 
 Neither mutmut nor cosmic-ray draws by a seed or runs tests in stages, so this is a script.
@@ -16,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,6 +32,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 CODE = ["algorithms", "maths", "runtime"]
+STAGES = ["fast", "slow"]
 FOLDERS = [f"fl_admm_strategies/{folder}" for folder in CODE] + ["clients/methods"]
 
 PAIRS: list[tuple[type, type]] = [
@@ -111,43 +115,49 @@ def mutations_of(file: str, source: str) -> list[Mutation]:
     return sorted(found)
 
 
-def stages_of(file: str) -> dict[str, list[str]]:
-    """Return what pytest is given in each stage, for a mistake in a file."""
-    path = Path(file)
-    own = sorted(str(test) for test in Path("tests").rglob(f"test_{path.stem}*.py"))
-    folder = Path("tests", path.parent)
-    slow = [str(one) for one in (folder, Path("tests/contract")) if (ROOT / one).is_dir()]
-    stages = {"module": [*own, "-n", "0"]} if own else {}
-    return stages | {"fast": [], "slow": [*slow, "-m", "slow"]}
+def slow_tests_of(file: str) -> list[str]:
+    """Return what pytest is given to run the slow tests for a mistake in a file."""
+    folders = [Path("tests", Path(file).parent), Path("tests/contract")]
+    return [*(str(folder) for folder in folders if (ROOT / folder).is_dir()), "-m", "slow"]
 
 
-def run_tests(copy: Path, arguments: list[str], limit: float) -> bool:
-    """Return whether the tests pass in a copy of the repository, in so many seconds."""
+def run_tests(copy: Path, arguments: list[str], limit: float) -> str:
+    """Return the test that fails first in a copy of the repository, or an empty text.
+
+    Raises
+    ------
+    RuntimeError
+        If pytest fails otherwise than by a test.
+    """
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
         command,
         cwd=copy,
         env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
     ) as process:
         try:
-            return process.wait(limit) in (0, 5)  # 5: there was no test to run
+            output, _ = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
-            return False
+            return f"no end in {limit:.0f} s"
+    if process.returncode in (0, 5):  # 5: there was no test to run
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) .*", output, re.MULTILINE)
+    return failed[0] if failed else output[-300:].strip()
 
 
-def noticed_in(copy: Path, mutation: Mutation, limit: float) -> str:
-    """Return the stage in which a mistake is noticed, or an empty text."""
+def noticed_by(copy: Path, mutation: Mutation, arguments: list[str], limit: float) -> str:
+    """Return the test that notices a mistake, or an empty text."""
     path = copy / mutation.file
     source = path.read_bytes()
     path.write_bytes(source[: mutation.start] + mutation.after.encode() + source[mutation.end :])
     try:
-        stages = stages_of(mutation.file).items()
-        return next((name for name, tests in stages if not run_tests(copy, tests, limit)), "")
+        return run_tests(copy, arguments, limit)
     finally:
         path.write_bytes(source)
 
@@ -164,7 +174,7 @@ def table_of(lines: list[dict[str, Any]]) -> str:
     rows = ["| file | line | code | mistake | noticed by |", "|---|---|---|---|---|"]
     for line in lines:
         code, mistake = (" ".join(line[key].split())[:60] for key in ("before", "after"))
-        noticed = line["noticed"] or "**nothing**"
+        noticed = line["noticed"].split("::")[-1][:60] or "**nothing**"
         rows.append(f"| {line['file']} | {line['line']} | `{code}` | `{mistake}` | {noticed} |")
     noticed = sum(bool(line["noticed"]) for line in lines)
     share = 100 * noticed / len(lines) if lines else 0
@@ -176,30 +186,38 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("mutations.jsonl"))
-    parser.add_argument("--limit", type=float, default=1200, help="seconds for each stage")
+    parser.add_argument("--limit", type=float, default=1200, help="seconds for a stage of one")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
     given = parser.parse_args()
     files = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     names = [str(path.relative_to(ROOT)) for path in files]
     found = [m for name in names for m in mutations_of(name, (ROOT / name).read_text())]
     drawn = random.Random(given.seed).sample(found, given.count)
     done = given.out.read_text().splitlines() if given.out.exists() else []
-    lines = {tuple(line["key"]): line for line in map(json.loads, done)}
-    keys = [(m.file, m.start, m.end, m.after) for m in drawn]
-    left = [m for m, key in zip(drawn, keys, strict=True) if key not in lines]
+    tried = {(*line["key"], line["stage"]): line for line in map(json.loads, done)}
+    last: dict[Mutation, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder, given.out.open("a") as out:
-        copy_repository(Path(folder))
-        if left and not run_tests(Path(folder), [], given.limit):
-            raise SystemExit("The fast tests fail without a mistake. Mend them first.")
-        for mutation in left:
+        copy = Path(folder)
+        copy_repository(copy)
+        if failed := run_tests(copy, ["--testmon"], 7200):
+            raise SystemExit(f"A fast test fails without a mistake. Mend it first. {failed}")
+        for stage, mutation in itertools.product(given.stages, drawn):
+            if mutation in last and last[mutation]["noticed"]:
+                continue
             key = (mutation.file, mutation.start, mutation.end, mutation.after)
-            began = time.monotonic()
-            noticed = noticed_in(Path(folder), mutation, given.limit)
-            seconds = round(time.monotonic() - began)
-            line = mutation._asdict() | {"key": key, "noticed": noticed, "seconds": seconds}
-            out.write(json.dumps(line) + "\n")
-            out.flush()
-            lines[key] = line
-    print(table_of([lines[key] for key in keys]))
+            if (*key, stage) not in tried:
+                fast = ["--testmon", "--testmon-nocollect", "-n", "0"]
+                tests = fast if stage == "fast" else slow_tests_of(mutation.file)
+                began = time.monotonic()
+                noticed = noticed_by(copy, mutation, tests, given.limit)
+                seconds = round(time.monotonic() - began)
+                line = {"key": key, "stage": stage, "noticed": noticed, "seconds": seconds}
+                line |= mutation._asdict()
+                out.write(json.dumps(line) + "\n")
+                out.flush()
+                tried[(*key, stage)] = line
+            last[mutation] = tried[(*key, stage)]
+    print(table_of([last[mutation] for mutation in drawn]))
 
 
 if __name__ == "__main__":
