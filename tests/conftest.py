@@ -20,8 +20,7 @@ import pytest
 from hypothesis import settings
 
 from fl_admm_strategies.hosting import workers
-from fl_admm_strategies.maths.pairs import store
-from fl_admm_strategies.maths.pairs.kernels import choose_kernels
+from fl_admm_strategies.maths.pairs import kernels_numpy, store
 from tests.support.refusals import Warned, warnings_in
 
 _MOST_WORKERS = 4
@@ -40,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     workers._PRELOAD = [] if without_slow_tests(config) else shared
     gc.disable()  # while tests are collected: to look for garbage among them takes seconds
     if without_slow_tests(config) and not measuring(config):  # numba compiles for many seconds
-        store.choose_kernels = lambda engine: choose_kernels(engine or "numpy")
+        store.fastest_kernels = lambda: kernels_numpy
 
 
 def without_slow_tests(config: pytest.Config) -> bool:

@@ -8,7 +8,9 @@ All pairs are stored, which is the most expensive state. Nothing here asserts a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from itertools import count
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,9 @@ from fl_admm_strategies.maths.penalties import SmoothedSCAD
 SIZES = [
     pytest.param(100, 610, 30, id="m=100,d=610,active=30"),  # the paper's S1
     pytest.param(400, 4010, 120, id="m=400,d=4010,active=120", marks=pytest.mark.slow),
+    pytest.param(1000, 1000, 300, id="m=1000,d=1000,active=300", marks=pytest.mark.slow),
 ]
-ROUNDS = {100: 500, 400: 20}  # short ones are disturbed more
+ROUNDS = {100: 500, 400: 20, 1000: 20}  # short ones are disturbed more
 
 
 def touched_pairs(m: int, active: int) -> int:
@@ -30,13 +33,13 @@ def touched_pairs(m: int, active: int) -> int:
 
 
 def server_round(
-    m: int, d: int, active: int, engine: Any
+    m: int, d: int, active: int, kernels: ModuleType
 ) -> tuple[PairwiseStore, Callable[[], None]]:
     """Return a store with all pairs in the first regime of (6), and a round on it."""
     rng = np.random.default_rng(0)
     # Distances of about .5: below xi + lam/rho, so every pair is stored and stays so.
     spread = 0.35 / np.sqrt(d)
-    store = PairwiseStore(np.zeros((m, d), np.float32), SmoothedSCAD(0.6), 1.0, engine=engine)
+    store = PairwiseStore(np.zeros((m, d), np.float32), SmoothedSCAD(0.6), 1.0, kernels)
     store.update(range(m), spread * rng.normal(size=(m, d)))
     models = (spread * rng.normal(size=(4, active, d))).astype(np.float32)
     clients = [rng.permutation(m)[:active] for _ in range(64)]
@@ -60,10 +63,12 @@ def test_copy(benchmark: Any, m: int, d: int, active: int) -> None:
 
 @pytest.mark.parametrize("engine", ["numba", "numpy"])
 @pytest.mark.parametrize(("m", "d", "active"), SIZES)
-def test_server_round(benchmark: Any, m: int, d: int, active: int, engine: Any) -> None:
+def test_server_round(benchmark: Any, m: int, d: int, active: int, engine: str) -> None:
     if engine == "numba":
         pytest.importorskip("numba")
     benchmark.group = f"m={m}, d={d}, {active} active"
-    store, one_round = server_round(m, d, active, engine)
+    kernels = import_module(f"fl_admm_strategies.maths.pairs.kernels_{engine}")
+    store, one_round = server_round(m, d, active, kernels)
     benchmark.pedantic(one_round, warmup_rounds=2, rounds=ROUNDS[m] if engine == "numba" else 5)
     assert store.num_stored == m * (m - 1) // 2
+    benchmark.extra_info["MB of the store"] = store.nbytes // 10**6

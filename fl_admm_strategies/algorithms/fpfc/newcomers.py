@@ -221,7 +221,7 @@ class FPFCNewcomers(StatefulStrategy):
                 row.delta,
             )
             norms = np.linalg.norm(delta.astype(np.float64), axis=1)
-            row.scale = algebra.prox_scale(norms, self.penalty, self.rho)  # (6), (A.3)
+            row.scale = self.penalty.prox_scale(norms, self.rho)  # (6), (A.3)
             self._buffers.keep(row, reply.arrays)
 
     def groups(self) -> dict[int, int | None]:

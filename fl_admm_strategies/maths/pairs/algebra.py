@@ -14,8 +14,8 @@ and a client is sent
 The factor s in [0, 1] depends on ||delta_ij|| alone, and (A.3) is v_ij = rho (delta_ij - theta_ij).
 So after its update a pair is one vector, delta_ij, and one number, s; the rest are multiples:
 
-    theta_ij               s delta_ij              `theta`
-    v_ij                   rho (1 - s) delta_ij    `dual`, `dual_weight`
+    theta_ij               s delta_ij
+    v_ij                   rho (1 - s) delta_ij    `dual_weight`
     v_ij/rho               (1 - s) delta_ij        `carried`
     theta_ij - v_ij/rho    (2 s - 1) delta_ij      `zeta_weight`
 
@@ -32,8 +32,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..penalties import Penalty
-
 FloatArray = NDArray[np.floating]
 Float64Array = NDArray[np.float64]
 Indices = NDArray[np.int32]
@@ -44,8 +42,6 @@ Mask = NDArray[np.bool_]
 
 Weight = Callable[[Float64Array], Float64Array]
 """Returns a factor of delta_ij by s: `zeta_weight`, say."""
-Prox = Callable[[Float64Array, Indices, Indices], Float64Array]
-"""Returns s by ||delta_ij||, i and j: see `prox_scale`; pairs may have penalties of their own."""
 
 
 def next_delta(difference: FloatArray, keep: FloatArray, delta: FloatArray) -> FloatArray:
@@ -63,21 +59,6 @@ def next_delta(difference: FloatArray, keep: FloatArray, delta: FloatArray) -> F
     delta *= keep
     delta += difference
     return delta
-
-
-def prox_scale(norm: Float64Array, penalty: Penalty, rho: float) -> Float64Array:
-    """Return s for ||delta_ij||; its cases are in `penalties.SmoothedSCAD.prox_scale`."""
-    return penalty.prox_scale(norm, rho)  # (6)
-
-
-def theta(scale: Float64Array, delta: FloatArray) -> FloatArray:
-    """Return theta_ij."""
-    return scale * delta  # (6)
-
-
-def dual(scale: Float64Array, delta: FloatArray, rho: float) -> FloatArray:
-    """Return v_ij."""
-    return dual_weight(scale, rho) * delta  # (A.3)
 
 
 def dual_weight(scale: Float64Array, rho: float) -> Float64Array:
@@ -151,12 +132,3 @@ def row_norms(rows: FloatArray) -> Float64Array:
     wide = rows.astype(np.float64, copy=False)
     norms: Float64Array = np.sqrt(np.einsum("kc,kc->k", wide, wide))
     return norms
-
-
-def mean_dual(total: Float64Array, num_clients: int) -> Float64Array:
-    """Return (1/m) sum_j v_ij from the sum, which is overwritten.
-
-    At a stationary point it is -grad f_i(omega_i), the first condition of (11).
-    """
-    total /= num_clients
-    return total

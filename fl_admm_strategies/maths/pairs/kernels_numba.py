@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
-from .algebra import Float64Array, FloatArray, Indices, Slots
+from .algebra import Float64Array, FloatArray, Indices, Places, Slots
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -67,8 +67,8 @@ def _rows_in_piece(vectors: FloatArray) -> int:
 
 @_jit
 def _update_rows(
-    slab: FloatArray,
-    rows: Slots,
+    delta: FloatArray,
+    slots: Slots,
     i: Indices,
     j: Indices,
     omega: FloatArray,
@@ -78,28 +78,25 @@ def _update_rows(
     stop: int,
 ) -> None:
     for k in range(start, stop):
-        delta, first, second = slab[rows[k]], omega[i[rows[k]]], omega[j[rows[k]]]
+        vector, first, second = delta[slots[k]], omega[i[slots[k]]], omega[j[slots[k]]]
         kept = keep[k]
-        if kept == 0:  # what is multiplied by 0 must be finite
-            for c in range(len(delta)):
-                delta[c] = first[c] - second[c]
-        else:
-            for c in range(len(delta)):
-                delta[c] = (first[c] - second[c]) + kept * delta[c]
+        for c in range(len(vector)):
+            vector[c] = (first[c] - second[c]) + kept * vector[c]
         total = 0.0
-        for c in range(len(delta)):
-            wide = np.float64(delta[c])
+        for c in range(len(vector)):
+            wide = np.float64(vector[c])
             total += wide * wide
         norms[k] = np.sqrt(total)
 
 
 def update_rows(
-    slab: FloatArray, rows: Slots, i: Indices, j: Indices, omega: FloatArray, keep: FloatArray
+    delta: FloatArray, slots: Slots, i: Indices, j: Indices, omega: FloatArray, keep: FloatArray
 ) -> Float64Array:
     """See `kernels_numpy.update_rows`."""
-    norms = np.empty(len(rows))
-    args = (slab, rows, i, j, omega, keep, norms)
-    _share(_update_rows, args, len(rows), _rows_in_piece(slab), len(rows) * slab[0].nbytes)
+    norms = np.empty(len(slots))
+    args = (delta, slots, i, j, omega, keep, norms)
+    nbytes = len(slots) * delta.shape[1] * delta.itemsize
+    _share(_update_rows, args, len(slots), _rows_in_piece(delta), nbytes)
     return norms
 
 
@@ -127,123 +124,41 @@ def difference_norms(omega: FloatArray, i: Indices, j: Indices) -> Float64Array:
 
 @_jit
 def _add_rows(
-    slab: FloatArray,
-    rows: Indices,
-    clients: Slots,
+    delta: FloatArray,
+    slots: Indices,
+    clients: Places,
     weight: FloatArray,
     total: Float64Array,
-    first: int,
-    last: int,
+    start: int,
+    stop: int,
 ) -> None:
-    chosen = np.zeros(rows.shape[1] + 3, dtype=np.int64)
-    for k in range(first, last):
+    chosen = np.zeros(slots.shape[1] + 3, dtype=np.int64)
+    for k in range(start, stop):
         count = 0
-        signed = np.zeros(rows.shape[1] + 3, dtype=slab.dtype)  # 0 beyond the last row
-        for j in range(rows.shape[1]):
-            row = rows[k, j]
-            if 0 <= row < len(weight):
-                chosen[count], signed[count] = row, weight[row] if j > clients[k] else -weight[row]
+        signed = np.zeros(slots.shape[1] + 3, dtype=delta.dtype)  # 0 beyond the last vector
+        for j in range(slots.shape[1]):
+            slot = slots[k, j]
+            if slot >= 0:
+                chosen[count] = slot
+                signed[count] = weight[slot] if j > clients[k] else -weight[slot]
                 count += 1
         chosen[count : count + 3] = chosen[0]
-        for low in range(0, slab.shape[1], _COLUMNS):
-            high = min(low + _COLUMNS, slab.shape[1])
+        for low in range(0, delta.shape[1], _COLUMNS):
+            high = min(low + _COLUMNS, delta.shape[1])
             target = total[k, low:high]
-            for p in range(0, count, 4):  # a sum is read and stored once for four rows
-                r0, r1 = slab[chosen[p], low:high], slab[chosen[p + 1], low:high]
-                r2, r3 = slab[chosen[p + 2], low:high], slab[chosen[p + 3], low:high]
+            for p in range(0, count, 4):  # a sum is read and stored once for four vectors
+                r0, r1 = delta[chosen[p], low:high], delta[chosen[p + 1], low:high]
+                r2, r3 = delta[chosen[p + 2], low:high], delta[chosen[p + 3], low:high]
                 w = signed[p : p + 4]
                 for c in range(len(target)):
                     target[c] += (w[0] * r0[c] + w[1] * r1[c]) + (w[2] * r2[c] + w[3] * r3[c])
 
 
 def add_rows(
-    slab: FloatArray, rows: Indices, clients: Slots, weight: Float64Array, total: Float64Array
+    delta: FloatArray, slots: Indices, clients: Places, weight: Float64Array, total: Float64Array
 ) -> None:
     """See `kernels_numpy.add_rows`."""
-    nbytes = np.count_nonzero((rows >= 0) & (rows < len(slab))) * slab[0].nbytes
+    nbytes = np.count_nonzero(slots >= 0) * delta.shape[1] * delta.itemsize
     step = max(1, len(total) * _PIECE_BYTES // max(1, nbytes))
-    own = weight.astype(slab.dtype)  # products in the vectors' precision, sums in float64
-    _share(_add_rows, (slab, rows, clients, own, total), len(total), step, nbytes)
-
-
-@_jit
-def _renew_weights(
-    weights: Float64Array,
-    i: Indices,
-    j: Indices,
-    keep: Float64Array,
-    place: Slots,
-    start: int,
-    stop: int,
-) -> None:
-    for k in range(start, stop):
-        first = weights[i[k], j[k]]
-        second = weights[j[k], i[k]]
-        for p in range(len(first)):
-            first[p] *= keep[k]
-            second[p] *= keep[k]
-        if place[i[k]] >= 0:
-            first[place[i[k]]] += 1
-        if place[j[k]] >= 0:
-            second[place[j[k]]] += 1
-
-
-def renew_weights(
-    weights: Float64Array, i: Indices, j: Indices, keep: Float64Array, place: Slots
-) -> None:
-    """See `kernels_numpy.renew_weights`."""
-    nbytes = 256 * len(i)  # a cache line of each weight, read and written
-    _share(_renew_weights, (weights, i, j, keep, place), len(i), 2**14, nbytes)
-
-
-@_jit
-def _add_pairs(
-    models: FloatArray,
-    weights: Float64Array,
-    i: Indices,
-    j: Indices,
-    total: Float64Array,
-    start: int,
-    stop: int,
-) -> None:
-    for k in range(start, stop):
-        u, w = weights[i[k], j[k]], weights[j[k], i[k]]
-        for low in range(0, models.shape[2], _COLUMNS):
-            high = min(low + _COLUMNS, models.shape[2])
-            target = total[k, low:high]
-            for p in range(len(u)):
-                if u[p] == 0 and w[p] == 0:
-                    continue
-                first, second = models[i[k], p, low:high], models[j[k], p, low:high]
-                for c in range(len(target)):
-                    target[c] += u[p] * np.float64(first[c]) - w[p] * np.float64(second[c])
-
-
-def add_pairs(
-    models: FloatArray, weights: Float64Array, i: Indices, j: Indices, total: Float64Array
-) -> None:
-    """See `kernels_numpy.add_pairs`."""
-    nbytes = 2 * len(i) * models[0].nbytes if len(models) else 0
-    _share(_add_pairs, (models, weights, i, j, total), len(i), 32, nbytes)
-
-
-@_jit
-def _add_products(
-    rows: FloatArray, weight: Float64Array, total: Float64Array, first: int, last: int
-) -> None:
-    for low in range(0, rows.shape[1], _COLUMNS):
-        high = min(low + _COLUMNS, rows.shape[1])
-        for r in range(0, len(rows), 4):  # a sum is read and stored once for four rows
-            x0, x1 = rows[r, low:high], rows[r + 1, low:high]
-            x2, x3 = rows[r + 2, low:high], rows[r + 3, low:high]
-            for k in range(first, last):
-                w = weight[k, r : r + 4]
-                if w.any():
-                    target = total[k, low:high]
-                    for c in range(len(target)):
-                        target[c] += w[0] * x0[c] + w[1] * x1[c] + w[2] * x2[c] + w[3] * x3[c]
-
-
-def add_products(rows: FloatArray, weight: Float64Array, total: Float64Array) -> None:
-    """See `kernels_numpy.add_products`."""
-    _share(_add_products, (rows, weight, total), len(total), 16, len(total) * rows.nbytes)
+    own = weight.astype(delta.dtype)  # products in the vectors' precision, sums in float64
+    _share(_add_rows, (delta, slots, clients, own, total), len(total), step, nbytes)

@@ -1,6 +1,6 @@
 """The passes over the pairs' vectors in plain numpy, and what each of them computes.
 
-The rows of a `slab` are the vectors delta of pairs, whose clients are `i` and `j`.
+The rows of `delta` are the vectors of pairs, whose clients are `i` and `j`.
 """
 
 from __future__ import annotations
@@ -10,29 +10,26 @@ from collections.abc import Iterator
 import numpy as np
 
 from . import algebra
-from .algebra import Float64Array, FloatArray, Indices, Slots, row_norms
+from .algebra import Float64Array, FloatArray, Indices, Places, Slots, row_norms
 
 # What a kernel works on at a time: a few such blocks fit a core's cache.
 _BLOCK_BYTES = 2**18
 
 
 def update_rows(
-    slab: FloatArray, rows: Slots, i: Indices, j: Indices, omega: FloatArray, keep: FloatArray
+    delta: FloatArray, slots: Slots, i: Indices, j: Indices, omega: FloatArray, keep: FloatArray
 ) -> Float64Array:
-    """Set ``slab[rows]`` to `algebra.next_delta` and return its norms.
+    """Set ``delta[slots]`` to `algebra.next_delta` and return its norms.
 
-    That is ``omega[i[rows]] - omega[j[rows]] + keep * slab[rows]``. A row with ``keep == 0`` is not
-    read: it may be uninitialised.
+    That is ``omega[i[slots]] - omega[j[slots]] + keep * delta[slots]``.
     """
-    norms = np.empty(len(rows))
-    for block in _blocks(len(rows), slab):
-        chosen = rows[block]
-        delta = slab[chosen]
-        delta[keep[block] == 0] = 0
+    norms = np.empty(len(slots))
+    for block in _blocks(len(slots), delta):
+        chosen = slots[block]
         difference = omega[i[chosen]] - omega[j[chosen]]
-        delta = algebra.next_delta(difference, keep[block, None], delta)
-        slab[chosen] = delta
-        norms[block] = row_norms(delta)
+        vectors = algebra.next_delta(difference, keep[block, None], delta[chosen])
+        delta[chosen] = vectors
+        norms[block] = row_norms(vectors)
     return norms
 
 
@@ -45,49 +42,18 @@ def difference_norms(omega: FloatArray, i: Indices, j: Indices) -> Float64Array:
 
 
 def add_rows(
-    slab: FloatArray, rows: Indices, clients: Slots, weight: Float64Array, total: Float64Array
+    delta: FloatArray, slots: Indices, clients: Places, weight: Float64Array, total: Float64Array
 ) -> None:
-    """Add to ``total[k]`` the ``weight * slab`` of client k's pairs, negated where it is `j`.
+    """Add to ``total[k]`` the ``weight * delta`` of client k's pairs, negated where it is `j`.
 
-    ``rows[k, j]`` is the row of its pair with client j; where it is none of `slab`'s, another slab
-    has the pair, or no slab.
+    ``slots[k, j]`` is the slot of its pair with client j; -1 where that has none.
     """
-    for target, client, slots in zip(total, clients, rows, strict=True):
-        partners = np.flatnonzero((slots >= 0) & (slots < len(slab)))
-        chosen = slots[partners]
+    for target, client, row in zip(total, clients, slots, strict=True):
+        partners = np.flatnonzero(row >= 0)
+        chosen = row[partners]
         signed = np.where(partners > client, weight[chosen], -weight[chosen])
-        for block in _blocks(len(chosen), slab):
-            target += signed[block] @ slab[chosen[block]]
-
-
-def renew_weights(
-    weights: Float64Array, i: Indices, j: Indices, keep: Float64Array, place: Slots
-) -> None:
-    """Multiply ``weights[i, j]`` and ``weights[j, i]`` by `keep`; add 1 to those at `place`.
-
-    ``place[i]`` is where in ``weights[i, j]``, or -1.
-    """
-    for client, other in ((i, j), (j, i)):
-        renewed = keep[:, None] * weights[client, other]
-        here = np.flatnonzero(place[client] >= 0)
-        renewed[here, place[client[here]]] += 1
-        weights[client, other] = renewed
-
-
-def add_pairs(
-    models: FloatArray, weights: Float64Array, i: Indices, j: Indices, total: Float64Array
-) -> None:
-    """Add ``weights[i, j] @ models[i] - weights[j, i] @ models[j]`` to `total`."""
-    for target, first, second in zip(total, i, j, strict=True):
-        target += weights[first, second] @ models[first] - weights[second, first] @ models[second]
-
-
-def add_products(rows: FloatArray, weight: Float64Array, total: Float64Array) -> None:
-    """Add ``weight @ rows`` to `total`; the number of rows is a multiple of 4."""
-    for target, coefficients in zip(total, weight, strict=True):
-        chosen = np.flatnonzero(coefficients)
-        for block in _blocks(len(chosen), rows):
-            target += coefficients[chosen[block]] @ rows[chosen[block]]
+        for block in _blocks(len(chosen), delta):
+            target += signed[block] @ delta[chosen[block]]
 
 
 def _blocks(count: int, array: FloatArray) -> Iterator[slice]:

@@ -2,9 +2,7 @@
 
 Both are multiples of one vector delta_ij, by factors of one number s, and a plain pair (theta_ij =
 omega_i - omega_j, v_ij = 0: all pairs at the start, later those far apart) needs neither; see
-`algebra`. The other pairs have a vector each (`vectors`) or, where those of all pairs would not fit
-into memory, are kept by the models of their clients (`history`) until vectors take less. All this
-is exact, not an approximation.
+`algebra`. The other pairs have a vector each (`vectors`). All this is exact.
 """
 
 from __future__ import annotations
@@ -16,16 +14,25 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..blocks import check_saved, prefixed, spec_of, under
+from ..blocks import check_saved, spec_of
 from ..penalties import Penalty
 from . import algebra
-from .algebra import Clients, Float64Array, FloatArray, Indices, Mask, Places, Weight, row_norms
-from .components import components
-from .history import ModelHistory
-from .kernels import Engine, choose_kernels
+from .algebra import (
+    Clients,
+    Float64Array,
+    FloatArray,
+    Indices,
+    Mask,
+    Places,
+    Slots,
+    Weight,
+    row_norms,
+)
+from .components import components, theta_norms
+from .kernels import Kernels, fastest_kernels
 from .vectors import Vectors
 
-_MOST_BYTES = 2 * 2**30
+_AT_ONCE = 2**20  # numbers of vectors that are read at a time
 
 
 @dataclass(frozen=True)
@@ -61,20 +68,14 @@ class PairwiseStore:
         g, the fusion penalty.
     rho : float
         rho, the ADMM penalty parameter.
-    engine : {"numba", "numpy"}, optional
-        The kernels; by default numba's, where numba can be imported.
-    most_bytes : int (default: 2 GiB)
-        Up to this size of all pairs' vectors together every close pair has one. Where they could
-        take more, close pairs are kept by their clients' models until vectors for those that are
-        close take no more than this, or than four times the models.
+    kernels : module, optional
+        By default `fastest_kernels`.
 
     Attributes
     ----------
     rho : float
     groups : Groups or None
         Groups that the next update is to hold together; None: the paper's update.
-    engine : str
-        The kernels in use.
     self_checked : bool
         True: `load_state_arrays` itself compares what it loads with what it expects.
 
@@ -82,35 +83,19 @@ class PairwiseStore:
     ------
     TypeError, ValueError
         If `penalty.check(rho)` fails.
-    ImportError
-        If ``engine="numba"`` and numba cannot be imported.
     """
 
     self_checked: ClassVar[bool] = True
 
     def __init__(
-        self,
-        omega: FloatArray,
-        penalty: Penalty,
-        rho: float,
-        *,
-        engine: Engine | None = None,
-        most_bytes: int | None = None,
+        self, omega: FloatArray, penalty: Penalty, rho: float, kernels: Kernels | None = None
     ) -> None:
         self.rho = rho
         self.penalty = penalty
         self.groups: Groups | None = None
-        self.engine, self._kernels = choose_kernels(engine)
-        self.most_bytes = _MOST_BYTES if most_bytes is None else most_bytes
+        self._kernels = kernels or fastest_kernels()
         self._omega = omega.copy()
-        self._vectors, self._history = self._empty_forms()
-
-    def _empty_forms(self) -> tuple[Vectors, ModelHistory]:
-        return Vectors(self._omega, self._kernels), ModelHistory(self._omega, self._kernels)
-
-    @property
-    def _forms(self) -> tuple[Vectors, ModelHistory]:
-        return self._vectors, self._history
+        self._vectors = Vectors(len(omega), omega.shape[1], omega.dtype)
 
     @property
     def penalty(self) -> Penalty:
@@ -136,12 +121,12 @@ class PairwiseStore:
     @property
     def num_stored(self) -> int:
         """Number of unordered pairs that are not plain."""
-        return sum(form.num_pairs for form in self._forms)
+        return len(self._vectors)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, those not in use included."""
-        return self._omega.nbytes + sum(form.nbytes for form in self._forms)
+        """Bytes held."""
+        return self._omega.nbytes + self._vectors.nbytes
 
     # ------------------------------------------------------------------------------------------
     # Algorithm 2
@@ -168,35 +153,44 @@ class PairwiseStore:
         clients, models = np.asarray(active, np.intp), np.asarray(new_omega, self._omega.dtype)
         moved = self._move_with_group(clients, models)
         self._omega[clients] = models
-        self._history.begin(np.concatenate([clients, moved]))
-        m = len(self._omega)
-        takes_part = np.zeros(m, dtype=np.bool_)
+        takes_part = np.zeros(len(self._omega), dtype=np.bool_)
         takes_part[clients] = True
-        slots = self._vectors.slots_with(takes_part)
-        touched = m * (m - 1) // 2 - (m - len(clients)) * (m - len(clients) - 1) // 2
-        if len(slots) == touched:
-            self._vectors.update(slots, self._omega, self._prox)
-            return moved
-        # Sorted, since slots are given in this order and that of `active` must not enter.
-        i, j = _pairs_with(np.sort(clients), m)
-        if self.groups is not None:
-            apart = (self.groups.labels[i] < 0) | (self.groups.labels[j] < 0)
-            i, j = i[~apart], j[~apart]
-        others = np.isnan(self._vectors.scale(i, j))  # before the update, which may make more
-        i, j = i[others], j[others]
-        self._vectors.update(slots, self._omega, self._prox)
-        by_models = ~np.isnan(self._history.scale(i, j))
-        self._history.update(i[by_models], j[by_models], self._omega, self._prox)
-        self._update_plain(i[~by_models], j[~by_models])
-        self._give_vectors()
+        plain = self._plain_pairs_with(clients)  # now, as the update of the others makes more
+        self._update_vectors(self._vectors.slots_with(takes_part))
+        self._update_plain(*plain)
         return moved
 
+    def _plain_pairs_with(self, clients: Places) -> tuple[Indices, Indices]:
+        """Return the plain pairs with one or two of these clients, but none between groups -1."""
+        # Sorted, since slots are given in this order and that of `clients` must not enter.
+        i, j = _pairs_with(np.sort(clients), len(self._omega))
+        plain = self._vectors.slot_of[i, j] < 0
+        if self.groups is not None:
+            plain &= (self.groups.labels[i] >= 0) & (self.groups.labels[j] >= 0)
+        return i[plain], j[plain]
+
+    def _update_vectors(self, slots: Slots) -> None:
+        """Update the pairs in these slots, ascending; those that turn plain give them up."""
+        vectors = self._vectors
+        before, i, j = vectors.scale[slots], vectors.pair_i, vectors.pair_j
+        keep = algebra.carried(before).astype(self._omega.dtype)
+        norm = self._kernels.update_rows(vectors.delta, slots, i, j, self._omega, keep)
+        scale = self._prox(norm, i[slots], j[slots])  # (6), and with it (A.3)
+        vectors.norm[slots], vectors.scale[slots] = norm, scale
+        vectors.close(slots[algebra.turns_plain(before, scale)])
+
+    def _update_plain(self, i: Indices, j: Indices) -> None:
+        """Update these plain pairs; those that do not stay plain are given vectors."""
+        norm = self._kernels.difference_norms(self._omega, i, j)
+        near = ~algebra.stays_plain(norm, self._prox(norm, i, j))
+        self._update_vectors(self._vectors.open(i[near], j[near]))
+
     def _prox(self, norm: Float64Array, i: Indices, j: Indices) -> Float64Array:
-        """Return s of pairs for ||delta_ij||: see `algebra.Prox`."""
-        scale = algebra.prox_scale(norm, self._penalty, self.rho)
+        """Return s of pairs for ||delta_ij||."""
+        scale = self._penalty.prox_scale(norm, self.rho)
         if self.groups is not None:
             inside = self.groups.labels[i] == self.groups.labels[j]
-            scale[inside] = algebra.prox_scale(norm[inside], self.groups.inside, self.rho)
+            scale[inside] = self.groups.inside.prox_scale(norm[inside], self.rho)
         return scale
 
     def _move_with_group(self, clients: Places, models: FloatArray) -> Places:
@@ -221,31 +215,6 @@ class PairwiseStore:
     def place(self, clients: Clients, omega: ArrayLike) -> None:
         """Set the models of clients all of whose pairs are plain, one for all or one for each."""
         self._omega[clients] = omega
-
-    def _update_plain(self, i: Indices, j: Indices) -> None:
-        """Update these plain pairs; one of the forms takes in those that do not stay plain."""
-        norm = self._kernels.difference_norms(self._omega, i, j)
-        scale = self._prox(norm, i, j)
-        near = ~algebra.stays_plain(norm, scale)
-        i, j = i[near], j[near]
-        m = len(self._omega)
-        if m * (m - 1) // 2 * self._omega[0].nbytes > self.most_bytes:
-            self._history.open(i, j, norm[near], scale[near], self._omega)
-        else:
-            self._vectors.open(i, j, self._omega, self._prox)
-
-    def _give_vectors(self) -> None:
-        """Give the pairs that are kept by models vectors, once those take little memory.
-
-        Or no more than four times the models', which grow: both are in memory for a moment, and
-        rounds with vectors take a tenth of the time.
-        """
-        history = self._history
-        needed = history.num_pairs * self._omega[0].nbytes
-        if 0 < needed <= max(self.most_bytes - self._vectors.vector_bytes, 4 * history.nbytes):
-            i, j = history.pairs()
-            self._vectors.take_over(i, j, history.scale(i, j), history.vectors(i, j))
-            history.close(i, j)
 
     def zeta(self, indices: Clients) -> FloatArray:
         """Return zeta_i = (1/m) sum_j (omega_j + theta_ij - v_ij/rho) of some clients.
@@ -276,15 +245,14 @@ class PairwiseStore:
         """Return (1/m) sum_j v_ij of some clients, by default all; see `zeta`."""
         clients = np.arange(len(self._omega)) if indices is None else np.asarray(indices, np.intp)
         total, _ = self._sums(clients, lambda scale: algebra.dual_weight(scale, self.rho))
-        return self._narrow(algebra.mean_dual(total, len(self._omega)))
+        return self._narrow(total / len(self._omega))  # -grad f_i(omega_i) at a stationary point
 
     def _sums(self, clients: Places, weight: Weight) -> tuple[Float64Array, Mask]:
         """Return sum_j weight(s_ij) delta_ij of each client, and whose pairs with it are in it."""
         total = np.zeros((len(clients), self._omega.shape[1]))
-        partners = self._vectors.add_sums(clients, weight, total)
-        if self._history.num_pairs:
-            partners |= self._history.add_sums(clients, weight, total)
-        return total, partners
+        slots, weights = self._vectors.slot_of[clients], weight(self._vectors.scale)
+        self._kernels.add_rows(self._vectors.delta, slots, clients, weights, total)
+        return total, slots >= 0
 
     # ------------------------------------------------------------------------------------------
     # What the pairs are
@@ -295,15 +263,7 @@ class PairwiseStore:
         m = len(self._omega)
         norms = np.zeros((m, m))
         i, j = (index.astype(np.int32) for index in np.triu_indices(m, k=1))
-        plain = np.ones(len(i), dtype=np.bool_)
-        for form in self._forms:
-            scale = form.scale(i, j)
-            kept_here = ~np.isnan(scale)
-            norms[i[kept_here], j[kept_here]] = algebra.theta(
-                scale[kept_here], form.norms(i[kept_here], j[kept_here])
-            )
-            plain &= ~kept_here
-        norms[i[plain], j[plain]] = self._kernels.difference_norms(self._omega, i[plain], j[plain])
+        norms[i, j] = theta_norms(i, j, self._omega, self._vectors, self._kernels)
         return norms + norms.T
 
     def clusters(self, nu: float, alone: Clients = ()) -> Places:
@@ -327,18 +287,17 @@ class PairwiseStore:
         """
         if not nu >= 0:
             raise ValueError(f"nu is {nu!r}, expected a number >= 0.")
-        return components(self._omega, self._forms, self._kernels, nu, alone)
+        return components(self._omega, self._vectors, self._kernels, nu, alone)
 
     def primal_residual(self) -> float:
         """Return max_ij ||omega_i - omega_j - theta_ij||, the third condition of (11)."""
-        largest = 0.0
-        for form in self._forms:
-            pairs = form.pairs()
-            for part, vectors in form.vectors(*pairs):
-                i, j = (clients[part] for clients in pairs)
-                theta = algebra.theta(form.scale(i, j)[:, None], vectors)
-                rest = self._omega[i] - self._omega[j] - theta
-                largest = max(largest, float(row_norms(rest).max()))
+        vectors, largest = self._vectors, 0.0
+        step = max(1, _AT_ONCE // self._omega.shape[1])
+        for start in range(0, len(vectors), step):
+            part = slice(start, start + step)
+            difference = self._omega[vectors.pair_i[part]] - self._omega[vectors.pair_j[part]]
+            theta = vectors.scale[part, None] * vectors.delta[part]
+            largest = max(largest, float(row_norms(difference - theta).max()))
         return largest
 
     # ------------------------------------------------------------------------------------------
@@ -355,9 +314,9 @@ class PairwiseStore:
         omega : array_like of shape (len(places), d)
             Their models; converted to the dtype of the store.
         """
+        is_old = np.insert(np.ones(len(self._omega), dtype=np.bool_), places, False)
         self._omega = np.insert(self._omega, places, omega, axis=0)
-        for form in self._forms:
-            form.insert(places)
+        self._vectors.renumber(np.flatnonzero(is_old), len(is_old))
 
     def remove(self, indices: Sequence[int]) -> None:
         """Remove clients, with their models and pairs.
@@ -370,8 +329,8 @@ class PairwiseStore:
         stays = np.ones(len(self._omega), dtype=np.bool_)
         stays[list(indices)] = False
         self._omega = self._omega[stays]
-        for form in self._forms:
-            form.remove(stays)
+        self._vectors.close(self._vectors.slots_with(~stays))
+        self._vectors.renumber(np.cumsum(stays) - 1, len(self._omega))
 
     # ------------------------------------------------------------------------------------------
     # Saving and loading
@@ -380,14 +339,13 @@ class PairwiseStore:
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the whole state as plain arrays, for a checkpoint.
 
-        The vectors are views of the store (``delta.0``, ``delta.1``, ...), so that a large one is
-        not held twice: write or copy them before the next update.
+        They are the store's own, so that a large one is not held twice: write or copy them before
+        the next update.
         """
         return {
             "rho": np.array(self.rho, dtype=np.float64),
             "omega": self.omega,
             **self._vectors.state_arrays(),
-            **prefixed("history.", self._history.state_arrays()),
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -413,15 +371,9 @@ class PairwiseStore:
         omega = np.array(arrays["omega"])
         if not np.isfinite(omega).all():
             raise ValueError("The saved omega holds NaN or Inf, expected finite numbers.")
-        vectors, history = self._empty_forms()
+        vectors = Vectors(len(omega), omega.shape[1], omega.dtype)
         vectors.load_state_arrays(arrays)
-        history.load_state_arrays(under("history.", arrays))
-        if not np.isnan(history.scale(arrays["pair_i"], arrays["pair_j"])).all():
-            raise ValueError(
-                "The saved pairs do not agree: some have a vector and are kept by models too, "
-                "expected one of both. Was the checkpoint mixed with another?"
-            )
-        self._omega, self._vectors, self._history = omega, vectors, history
+        self._omega, self._vectors = omega, vectors
 
     def _narrow(self, array: FloatArray) -> FloatArray:
         narrow: FloatArray = array.astype(self._omega.dtype, copy=False)

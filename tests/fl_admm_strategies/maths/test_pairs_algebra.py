@@ -35,18 +35,16 @@ def test_the_vector_of_a_pair() -> None:
 def test_the_scale_of_a_pair() -> None:
     """The four cases of (6): xi rho/(lambda + xi rho) = 1/3001; 1 - 0.3/0.5; above; far."""
     norms = np.array([0.2, 0.5, 1.0, 2.3])
-    expected = [1 / 3001, 0.4, 159 / 220, 1.0]
-    assert_allclose(algebra.prox_scale(norms, SCAD, RHO), expected, rtol=1e-12)
+    assert_allclose(SCAD.prox_scale(norms, RHO), [1 / 3001, 0.4, 159 / 220, 1.0], rtol=1e-12)
 
 
-def test_theta_and_the_dual() -> None:
-    theta, dual = algebra.theta(S, DELTA), algebra.dual(S, DELTA, RHO)
-    assert_allclose(theta, [159 / 220 * 0.6, 159 / 220 * 0.8], rtol=1e-15)
+def test_the_dual() -> None:
+    """As (A.3) is printed, from the dual before."""
+    dual = algebra.dual_weight(S, RHO) * DELTA
     assert_allclose(dual, [61 / 110 * 0.6, 61 / 110 * 0.8], rtol=1e-14)
-    # As (A.3) is printed, from the dual before.
-    before = algebra.dual(LAST, BEFORE, RHO)
+    before = algebra.dual_weight(LAST, RHO) * BEFORE
     assert_allclose(before, [0.24, 0.32], rtol=1e-15)
-    assert_allclose(dual, before + RHO * (DIFFERENCE - theta), rtol=1e-14)
+    assert_allclose(dual, before + RHO * (DIFFERENCE - S * DELTA), rtol=1e-14)
 
 
 def test_the_factors_of_many_pairs() -> None:
@@ -82,9 +80,3 @@ def test_zeta_of_a_client_that_is_plain_with_all_is_its_model_to_the_last_bit() 
     omega = np.array([[0.1, -1 / 3, 1e30]], np.float32)
     zeta = algebra.zeta(omega.astype(np.float64), omega, np.array([1]), 7)
     assert_array_equal(zeta.astype(np.float32), omega)
-
-
-def test_the_mean_dual() -> None:
-    """For that client: v_01 = 2 (1 - 0.75) (0.4, 0.8) = (0.2, 0.4), v_02 = 0, m = 3."""
-    v = algebra.dual(np.array(0.75), np.array([[0.4, 0.8]]), RHO)
-    assert_allclose(algebra.mean_dual(v, 3), [[0.2 / 3, 0.4 / 3]], rtol=1e-15)

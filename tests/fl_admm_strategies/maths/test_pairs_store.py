@@ -1,12 +1,14 @@
-"""The pair store against Algorithm 2 as printed, and its slots, states and engines."""
+"""The pair store against Algorithm 2 as printed, and its memory, states and kernels."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from fl_admm_strategies.maths.clustering import clusters
-from fl_admm_strategies.maths.pairs import Groups, PairwiseStore, kernels, vectors
-from fl_admm_strategies.maths.pairs import store as pair_store
-from fl_admm_strategies.maths.pairs.history import ModelHistory
+from fl_admm_strategies.maths.pairs import Groups, PairwiseStore, kernels_numpy
+from fl_admm_strategies.maths.pairs.kernels import fastest_kernels
 from fl_admm_strategies.maths.penalties import L1, MCP, Penalty, SmoothedSCAD
 from tests.support.federation import assert_same_bits
 from tests.support.pairs import theta_of, v_of
@@ -29,18 +30,18 @@ try:
 except ImportError:
     numba = None
 
-needs_numba = pytest.mark.skipif(numba is None, reason="numba is missing")
-# Slow, as numba compiles for some seconds; the last test of this file does so for less than one.
-ENGINES = ["numpy", pytest.param("numba", marks=[needs_numba, pytest.mark.slow])]
 PAIRS = "fl_admm_strategies.maths.pairs"
+needs_numba = pytest.mark.skipif(numba is None, reason="numba is missing")
+# Slow, as numba compiles for some seconds.
+ENGINES = ["numpy", pytest.param("numba", marks=[needs_numba, pytest.mark.slow])]
 SCAD = SmoothedSCAD(lam=0.6)
 # A wide smoothing makes the first regime of (6) more than a corner case.
 PENALTIES: list[Penalty] = [SCAD, SmoothedSCAD(0.6, 2.5, 0.2), L1(0.4), MCP(0.5), L1(0.0)]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "engine" in metafunc.fixturenames:
-        metafunc.parametrize("engine", ENGINES)
+@pytest.fixture(scope="module", params=ENGINES)
+def kernels(request: pytest.FixtureRequest) -> ModuleType:
+    return importlib.import_module(f"{PAIRS}.kernels_{request.param}")
 
 
 def prox(penalty: Penalty, delta: np.ndarray, rho: float) -> np.ndarray:
@@ -48,8 +49,8 @@ def prox(penalty: Penalty, delta: np.ndarray, rho: float) -> np.ndarray:
     return penalty.prox_scale(np.linalg.norm(delta), rho) * delta
 
 
-def loaded(arrays: dict[str, Any], penalty: Penalty, rho: float, **options: Any) -> PairwiseStore:
-    store = PairwiseStore(arrays["omega"], penalty, rho, **options)
+def loaded(arrays: dict[str, Any], like: PairwiseStore) -> PairwiseStore:
+    store = PairwiseStore(arrays["omega"], like.penalty, like.rho, like._kernels)
     store.load_state_arrays(arrays)
     return store
 
@@ -120,28 +121,17 @@ def all_pairs(store: PairwiseStore, what: str) -> np.ndarray:
     d=st.integers(1, 9),
     penalty=st.sampled_from(PENALTIES),
     rho=st.sampled_from([0.9, 1.0, 2.5]),
-    slab_rows=st.sampled_from([1, 2, 100]),
 )
 def test_equal_to_the_printed_algorithm_with_all_invariants(
-    engine: Any,
-    dtype: type,
-    seed: int,
-    m: int,
-    d: int,
-    penalty: Penalty,
-    rho: float,
-    slab_rows: int,
+    kernels: ModuleType, dtype: type, seed: int, m: int, d: int, penalty: Penalty, rho: float
 ) -> None:
     rng = np.random.default_rng(seed)
     start = np.tile(rng.normal(size=d), (m, 1)).astype(dtype)
-    store = PairwiseStore(start, penalty, rho, engine=engine)
-    store._vectors._slab_rows = slab_rows
-    dense = Dense(start, penalty, rho)
+    store, dense = PairwiseStore(start, penalty, rho, kernels), Dense(start, penalty, rho)
     for active, models in rounds(rng, start, 12):
         store.update(active, models)
         dense.update(active, models)
         check_equal(store, dense, active)
-        check_slots(store)
 
 
 def check_equal(store: PairwiseStore, dense: Dense, active: np.ndarray) -> None:
@@ -163,6 +153,8 @@ def check_equal(store: PairwiseStore, dense: Dense, active: np.ndarray) -> None:
     norms = store.theta_norms()
     assert_allclose(norms, np.linalg.norm(dense.theta, axis=2), **close)
     assert_array_equal(norms, norms.T)
+    for nu in (1e-4, 0.3, 3.0):
+        assert_array_equal(store.clusters(nu), clusters(norms, nu))
     residual = np.linalg.norm(dense.omega[:, None] - dense.omega - dense.theta, axis=2).max()
     assert_allclose(store.primal_residual(), residual, **close)
     # What holds after every update: theta_ji = -theta_ij, v_ji = -v_ij,
@@ -177,74 +169,6 @@ def check_equal(store: PairwiseStore, dense: Dense, active: np.ndarray) -> None:
     assert_allclose(zeta.mean(axis=0), store.omega.mean(axis=0), **close)
 
 
-@pytest.mark.parametrize(
-    ("penalty", "dtype", "vectors_after"),
-    [
-        (SCAD, np.float32, 4),
-        (L1(0.4), np.float64, 100),
-        pytest.param(SCAD, np.float64, 100, marks=pytest.mark.slow),
-        pytest.param(SmoothedSCAD(0.6, 2.5, 0.2), np.float64, 4, marks=pytest.mark.slow),
-    ],
-)
-def test_pairs_kept_by_models_are_equal_to_the_printed_algorithm(
-    engine: Any,
-    penalty: Penalty,
-    dtype: type,
-    vectors_after: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # All of them are given vectors in every so manyth round, which goes on from there.
-    rng = np.random.default_rng(3)
-    start = np.tile(rng.normal(size=9), (6, 1)).astype(dtype)
-    stores = [PairwiseStore(start, penalty, 1.0, engine=engine, most_bytes=0) for _ in range(2)]
-    dense = Dense(start, penalty, 1.0)
-    by_models = 0
-    for number, (active, models) in enumerate(rounds(rng, start, 20), start=1):
-        taken = 10**9 if number % vectors_after == 0 else 0
-        monkeypatch.setattr(ModelHistory, "nbytes", property(lambda self, taken=taken: taken))
-        for store in stores:
-            store.update(active, models)
-        store = stores[0]
-        dense.update(active, models)
-        by_models = max(by_models, store._history.num_pairs)
-        assert not (taken and store._history.num_pairs)
-        check_equal(store, dense, active)
-        for nu in (1e-4, 0.3, 3.0):
-            assert_array_equal(store.clusters(nu), clusters(store.theta_norms(), nu))
-        # The other goes on from what was saved, with the same bits.
-        saved = copied(store)
-        assert_same_bits(stores[1].state_arrays(), saved)
-        if number % 5 == 0:
-            stores[1].load_state_arrays(saved)
-    assert by_models > 10
-
-
-@pytest.mark.slow
-def test_pairs_are_kept_by_models_only_where_vectors_take_more() -> None:
-    rng = np.random.default_rng(0)
-    m, d = 120, 2000
-    start = np.zeros((m, d), np.float32)
-    by_vectors = PairwiseStore(start, SCAD, 1.0, most_bytes=m**2 * d * 2)
-    models = PairwiseStore(start, SCAD, 1.0, most_bytes=0)
-    # All are close at first; then four groups of 30 are far apart.
-    noise = 0.2 / np.sqrt(d) * rng.normal(size=(m, d)).astype(np.float32)
-    apart = np.zeros_like(noise)
-    apart[:, 0] = 9 * (np.arange(m) % 4)
-    for number in range(4):
-        for store in (by_vectors, models):
-            store.update(range(m), noise + apart * (number > 0))
-        if number == 0:
-            assert by_vectors.nbytes > m * (m - 1) // 2 * d * 4
-            assert models.nbytes < by_vectors.nbytes / 4
-        assert models.num_stored == by_vectors.num_stored
-        assert_allclose(models.zeta(range(m)), by_vectors.zeta(range(m)), rtol=0, atol=1e-5)
-    assert by_vectors.num_stored == 4 * 30 * 29 // 2
-    # Few pairs are left, so these are vectors now.
-    assert models._history.num_pairs == 0
-    for store in (by_vectors, models):
-        assert_array_equal(store.clusters(0.5), np.arange(m) % 4)
-
-
 def slopes(penalty: Penalty, norms: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return g'(||theta||), and at a kink at 0 the subgradient's length itself."""
     slope = penalty.derivative(norms)
@@ -254,22 +178,12 @@ def slopes(penalty: Penalty, norms: np.ndarray, lengths: np.ndarray) -> np.ndarr
     return np.where(norms > 0, np.where(lengths == 0, 0, slope), np.minimum(lengths, slope))
 
 
-def check_slots(store: PairwiseStore) -> None:
-    """Slots are dense, the two directions of the index agree, and no slab is kept unused."""
-    slots = np.arange(store.num_stored)
-    index, i, j = store._vectors._slot_of, store._vectors._pair_i, store._vectors._pair_j
-    assert_array_equal(index[i, j], slots)
-    assert_array_equal(index[j, i], slots)
-    assert (index >= 0).sum() == 2 * store.num_stored
-    assert len(store._vectors._slabs) == -(-store.num_stored // store._vectors._slab_rows)
-
-
-def test_fused_pairs_end_within_the_smoothing_width(engine: Any) -> None:
+def test_fused_pairs_end_within_the_smoothing_width(kernels: ModuleType) -> None:
     # At a fixed point with ||v|| < lam, theta = (xi/lam) v, so ||theta|| <= xi. Two
     # clients, f_i = .5 ||w - c_i||^2 with c = +-.1; zeta-step solved exactly, 200 full rounds.
     # They fuse: ||v||/m = ||c_i|| gives ||v|| = .2 < .6.
     centres = np.array([[0.1, 0.0], [-0.1, 0.0]])
-    store = PairwiseStore(np.zeros((2, 2)), SCAD, 1.0, engine=engine)
+    store = PairwiseStore(np.zeros((2, 2)), SCAD, 1.0, kernels)
     for _ in range(200):
         store.update([0, 1], (centres + store.zeta([0, 1])) / 2)
     length = np.linalg.norm(v_of(store, 0, 1))
@@ -281,10 +195,10 @@ def test_fused_pairs_end_within_the_smoothing_width(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_a_far_client_has_no_influence(engine: Any, dtype: type) -> None:
+def test_a_far_client_has_no_influence(kernels: ModuleType, dtype: type) -> None:
     # Both clients leave by more than a lam = 2.22 with v != 0: the update that
     # crosses keeps theta = omega_i - omega_j + v/rho, the next one makes the pair plain.
-    store = PairwiseStore(np.zeros((2, 3), dtype), SCAD, 1.0, engine=engine)
+    store = PairwiseStore(np.zeros((2, 3), dtype), SCAD, 1.0, kernels)
     store.update([0], [[0.3, 0, 0]])
     v = v_of(store, 0, 1)
     assert v[0] == pytest.approx(0.3 * 0.6 / 0.6001)
@@ -302,47 +216,47 @@ def test_a_far_client_has_no_influence(engine: Any, dtype: type) -> None:
     assert_allclose(v_of(store, 0, 1), [0.5 * 0.6 / 0.6001, 0, 0], rtol=1e-5)
 
 
-def wandering_store(engine: Any, dtype: type = np.float32, seed: int = 5) -> PairwiseStore:
+def wandering_store(kernels: ModuleType, seed: int = 5) -> PairwiseStore:
     rng = np.random.default_rng(seed)
-    start = np.zeros((9, 6), dtype)
-    store = PairwiseStore(start, SCAD, 1.0, engine=engine)
+    start = np.zeros((9, 6), np.float32)
+    store = PairwiseStore(start, SCAD, 1.0, kernels)
     for active, models in rounds(rng, start, 15):
         store.update(active, models)
     return store
 
 
-def test_state_round_trip_continues_with_the_same_bits(engine: Any) -> None:
-    store = wandering_store(engine)
+def test_state_round_trip_continues_with_the_same_bits(kernels: ModuleType) -> None:
+    store = wandering_store(kernels)
     assert 8 < store.num_stored < 36
     arrays = copied(store)
-    twin = loaded(arrays, SCAD, 1.0, engine=engine)
-    other = wandering_store(engine, seed=8)
+    twin, other = loaded(arrays, store), wandering_store(kernels, seed=8)
     other.load_state_arrays(arrays)
     rng = np.random.default_rng(6)
     for active, models in rounds(rng, store.omega.copy(), 6):
-        store.update(active, models)
-        expected = stacked(store.state_arrays())
-        for same in (twin, other):
-            same.update(active, models)
-            assert_array_equal(store.zeta(range(9)), same.zeta(range(9)))
-            found = stacked(same.state_arrays())
-            assert_same_bits(found, expected)
+        for each in (store, twin, other):
+            each.update(active, models)
+            assert_array_equal(each.zeta(range(9)), store.zeta(range(9)))
+            assert_same_bits(each.state_arrays(), store.state_arrays())
+
+
+def test_a_state_that_is_being_saved_keeps_its_vectors(kernels: ModuleType) -> None:
+    store = PairwiseStore(np.zeros((2, 2)), SCAD, 1.0, kernels)
+    store.update([0], [[0.1, 0.2]])
+    saved = store.state_arrays()["delta"][:]  # a view, as a writer to a file has it
+    store.add([2], [[0.3, 0.3]])
+    store.update([2], [[0.4, 0.4]])
+    assert store.num_stored == 3
+    assert not np.shares_memory(saved, store.state_arrays()["delta"])
+    assert_array_equal(saved, [[0.1, 0.2]])
 
 
 def copied(store: PairwiseStore) -> dict[str, np.ndarray]:
     return {name: array.copy() for name, array in store.state_arrays().items()}
 
 
-def stacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Join the vectors, which two stores may cut into slabs differently."""
-    parts = [array for name, array in arrays.items() if name.startswith("delta.")]
-    rest = {name: array for name, array in arrays.items() if not name.startswith("delta.")}
-    return rest | {"delta": np.concatenate(parts)}
-
-
-def test_order_of_the_active_clients_does_not_matter(engine: Any) -> None:
+def test_order_of_the_active_clients_does_not_matter(kernels: ModuleType) -> None:
     rng = np.random.default_rng(0)
-    one, two = (PairwiseStore(np.zeros((8, 5)), SCAD, 1.0, engine=engine) for _ in range(2))
+    one, two = (PairwiseStore(np.zeros((8, 5)), SCAD, 1.0, kernels) for _ in range(2))
     for _ in range(5):
         active = rng.permutation(8)[:4]
         models = rng.normal(size=(4, 5))
@@ -351,12 +265,12 @@ def test_order_of_the_active_clients_does_not_matter(engine: Any) -> None:
     assert_same_bits(one.state_arrays(), two.state_arrays())
 
 
-def test_a_new_penalty_leaves_the_state_as_it_is(engine: Any) -> None:
+def test_a_new_penalty_leaves_the_state_as_it_is(kernels: ModuleType) -> None:
     # The next lambda of a warm-up starts from the same omega, theta, v (hence zeta).
-    store = wandering_store(engine)
+    store = wandering_store(kernels)
     theta, v, zeta = all_pairs(store, "theta"), all_pairs(store, "v"), store.zeta(range(9))
     store.penalty = SmoothedSCAD(lam=1.5)
-    restored = loaded(store.state_arrays(), store.penalty, 1.0)
+    restored = loaded(store.state_arrays(), store)
     for same in (store, restored):
         assert_array_equal(all_pairs(same, "theta"), theta)
         assert_array_equal(all_pairs(same, "v"), v)
@@ -370,72 +284,51 @@ def test_a_new_penalty_leaves_the_state_as_it_is(engine: Any) -> None:
     ("name", "spoil"),
     [
         ("norm", None),  # is missing
-        ("delta.1", None),
-        ("history.count", None),
         ("scale", lambda a: a[1:]),  # of another length
-        ("history.scale", lambda a: a[1:]),
-        ("delta.0", lambda a: a[:, 1:]),  # of another model
-        ("history.models.0", lambda a: a.astype(np.float64)),
+        ("scale", lambda a: a * np.nan),
+        ("delta", lambda a: a[:, 1:]),  # of another model
+        ("delta", lambda a: a.astype(np.float64)),
         ("omega", lambda a: a[1:]),
         ("pair_j", lambda a: a + 1),  # no such client
+        ("pair_i", lambda a: a - 1),
         ("pair_i", lambda a: a * 0),  # a pair twice
-        ("history.count", lambda a: a + 8),
         ("omega", lambda a: a + np.nan),
         ("rho", lambda a: a + 1),
     ],
 )
-def test_a_spoilt_state_is_refused_and_changes_nothing(
-    name: str, spoil: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ModelHistory, "nbytes", 0)
-    most_bytes = 0 if name.startswith("history") else 2**31
-    start = np.zeros((3, 2), np.float32)
-    store = PairwiseStore(start, SCAD, 1.0, engine="numpy", most_bytes=most_bytes)
-    store._vectors._slab_rows = 2
+def test_a_spoilt_state_is_refused_and_changes_nothing(name: str, spoil: Any) -> None:
+    store = PairwiseStore(np.zeros((3, 2), np.float32), SCAD, 1.0, kernels_numpy)
     store.update([0, 1, 2], [[0, 0.1], [0, 0.2], [0, 0.3]])
     kept = copied(store)
-    spoilt = copied(store) if spoil is None else copied(store) | {name: spoil(kept[name])}
-    if spoil is None:
-        del spoilt[name]
+    spoilt = copied(store)
+    del spoilt[name]
+    if spoil is not None:
+        spoilt[name] = spoil(kept[name])
     with refused(ValueError):
         store.load_state_arrays(spoilt)
     assert_same_bits(store.state_arrays(), kept)
 
 
-def test_separation_gives_memory_back(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "_SLAB_BYTES", 10 * 4 * 50)  # ten rows a slab
+def test_separation_gives_memory_back(kernels: ModuleType) -> None:
     rng = np.random.default_rng(2)
     m, d = 12, 50
-    store = PairwiseStore(np.zeros((m, d), np.float32), SCAD, 1.0, engine=engine)
-    near = 0.01 * rng.normal(size=(m, d))
-    store.update(range(m), near)
-    assert store.num_stored == 66
-    before = store.nbytes
-    assert before >= 66 * d * 4
-    labels = np.arange(m) % 3
+    store = PairwiseStore(np.zeros((m, d), np.float32), SCAD, 1.0, kernels)
+    dense = Dense(store.omega, SCAD, 1.0)
+    near, labels = 0.01 * rng.normal(size=(m, d)), np.arange(m) % 3
     apart = near + 10 * labels[:, None]
-    store.update(range(m), apart)  # crosses: v = 0 now, the vectors stay for one more update
-    assert store.num_stored == 66
-    before_v = {(i, j): v_of(store, i, j) for i in range(m) for j in range(i, m)}
-    store.update([], np.empty((0, d)))
-    store.update([labels.argmin()], apart[[0]])
-    store.update(range(m), apart)
-    assert store.num_stored == 3 * 6  # only the pairs within the three groups of four
-    assert len(store._vectors._slabs) == 2
-    assert store.nbytes < before / 2
-    check_slots(store)
-    for i, j in zip(store._vectors._pair_i, store._vectors._pair_j, strict=True):
-        assert labels[i] == labels[j]
-        # v grows by rho (omega_i - omega_j - theta) at each update: the right row moved.
-        delta = (apart[i] - apart[j]) + before_v[i, j]
-        assert np.linalg.norm(v_of(store, i, j) - delta) < 0.6
+    # The second update crosses: v = 0 then, and the vectors stay for one more.
+    for models, num_stored in ((near, 66), (apart, 66), (apart, 3 * 6)):
+        store.update(range(m), models)
+        dense.update(np.arange(m), models)
+        assert store.num_stored == num_stored
+        assert 0 < store.nbytes - num_stored * (d * 4 + 24) < 4000
+    assert_allclose(all_pairs(store, "v"), dense.v, atol=1e-5)
+    assert_array_equal(store.clusters(0.5), labels)
 
 
 def test_bad_arguments_are_refused() -> None:
     with refused(ValueError, "rho"):
         PairwiseStore(np.zeros((2, 2)), SCAD, 0.2)
-    with refused(ValueError, "engine", "'cuda'"):
-        PairwiseStore(np.zeros((2, 2)), SCAD, 1.0, engine="cuda")  # type: ignore[arg-type]
     store = PairwiseStore(np.ones((2, 3)), SCAD, 1.0)
     with refused(ValueError, "read-only"):
         store.omega[0] = 1
@@ -443,29 +336,24 @@ def test_bad_arguments_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("width", [1, 31, 32, 100, 1024 + 65])
-def test_norms_of_long_and_of_huge_vectors(engine: Any, dtype: type, width: int) -> None:
+def test_norms_of_long_and_of_huge_vectors(kernels: ModuleType, dtype: type, width: int) -> None:
     rng = np.random.default_rng(0)
     # Squares beyond what float32 can hold, and sums of many.
     models = (rng.normal(size=(3, width)) * [[1.0], [10.0], [1e25]]).astype(dtype)
-    store = PairwiseStore(np.zeros_like(models), L1(1e28), 1.0, engine=engine)
+    store = PairwiseStore(np.zeros_like(models), L1(1e28), 1.0, kernels)
     for _ in range(2):
         store.update(range(3), models)
     for i, j in zip(*np.triu_indices(3, k=1), strict=True):
-        vector = store._vectors._row(store._vectors._slot_of[i, j])
-        norm = store._vectors.norms(np.array([i]), np.array([j]))
-        exact = np.linalg.norm(vector.astype(np.float64))
-        assert_allclose(norm, exact, rtol=1e-12)
+        slot = store._vectors.slot_of[i, j]
+        exact = np.linalg.norm(store._vectors.delta[slot].astype(np.float64))
+        assert_allclose(store._vectors.norm[slot], exact, rtol=1e-12)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most_bytes", [2**31, 0])
 @needs_numba
-def test_bits_do_not_depend_on_how_the_work_is_shared(
-    most_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bits_do_not_depend_on_how_the_work_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     from fl_admm_strategies.maths.pairs import kernels_numba
 
-    monkeypatch.setattr(ModelHistory, "nbytes", 0)  # what is kept by models stays so
     width = 2 * 2048 + 17  # several blocks of columns
     pieces: list[int] = []
 
@@ -483,15 +371,17 @@ def test_bits_do_not_depend_on_how_the_work_is_shared(
         monkeypatch.setattr(kernels_numba, "_share", in_pieces(step, threads))
         rng = np.random.default_rng(1)
         start = np.zeros((7, width), np.float32)
-        store = PairwiseStore(start, SCAD, 1.0, engine="numba", most_bytes=most_bytes)
+        store = PairwiseStore(start, SCAD, 1.0, kernels_numba)
         for active, models in rounds(rng, start, 6):
             store.update(active, models)
-        state = store.state_arrays() | {
-            "zeta": store.zeta(range(7)),
-            "mean_dual": store.mean_dual(),
-            "norms": store.theta_norms(),
-        }
-        states.append(state)
+        states.append(
+            store.state_arrays()
+            | {
+                "zeta": store.zeta(range(7)),
+                "mean_dual": store.mean_dual(),
+                "norms": store.theta_norms(),
+            }
+        )
     assert max(pieces) > 7
     for state in states[1:]:
         assert_same_bits(state, states[0])
@@ -503,37 +393,24 @@ def test_without_numba_one_line_says_so(
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.delitem(sys.modules, f"{PAIRS}.kernels_numba", raising=False)
     monkeypatch.delattr(f"{PAIRS}.kernels_numba", raising=False)
-    monkeypatch.setattr(pair_store, "choose_kernels", kernels.choose_kernels)  # that of a fast run
-    kernels._say_once.cache_clear()
+    fastest_kernels.cache_clear()
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)  # Flower's logger does not propagate
     try:
         with caplog.at_level(logging.INFO, logger="flwr"):
-            stores = [PairwiseStore(np.zeros((2, 2)), SCAD, 1.0) for _ in range(2)]
-        with refused(ImportError, "numba"):
-            PairwiseStore(np.zeros((2, 2)), SCAD, 1.0, engine="numba")
+            assert [fastest_kernels() for _ in range(2)] == [kernels_numpy, kernels_numpy]
     finally:
         logger.removeHandler(caplog.handler)
-        kernels._say_once.cache_clear()
-    assert [store.engine for store in stores] == ["numpy", "numpy"]
+        fastest_kernels.cache_clear()
     lines = {id(r): r for r in caplog.records if "pip install numba" in r.getMessage()}
     assert len(lines) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("slab_rows", "most_bytes"), [(3, 2**31), (None, 2**31), (3, 0)])
-def test_clients_that_come_and_go(
-    engine: Any, slab_rows: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_that_come_and_go(kernels: ModuleType) -> None:
     rng = np.random.default_rng(5)
-    d = 4
-    monkeypatch.setattr(ModelHistory, "nbytes", 0)  # what is kept by models stays so
-    if slab_rows:  # several slabs, and holes that the last of them fill
-        monkeypatch.setattr(vectors, "_SLAB_BYTES", slab_rows * d * 8)
-    first = np.tile(rng.normal(size=d), (2, 1))  # one pair: its slab is too small for what comes
-    store = PairwiseStore(first, SCAD, 1.0, engine=engine, most_bytes=most_bytes)
-    dense = Dense(first, SCAD, 1.0)
-    most = 0
+    d, most = 4, 0
+    first = np.tile(rng.normal(size=d), (2, 1))
+    store, dense = PairwiseStore(first, SCAD, 1.0, kernels), Dense(first, SCAD, 1.0)
     for step in range(40):
         m, before = len(store.omega), store.num_stored
         if step % 4 == 1 and m < 9:
@@ -556,7 +433,7 @@ def test_clients_that_come_and_go(
         assert_allclose(all_pairs(store, "theta"), dense.theta, rtol=0, atol=1e-10)
         assert_allclose(all_pairs(store, "v"), dense.v, rtol=0, atol=1e-10)
         assert_allclose(store.zeta(everybody), dense.zeta(), rtol=0, atol=1e-10)
-        restored = loaded(store.state_arrays(), SCAD, 1.0, engine=engine)
+        restored = loaded(store.state_arrays(), store)
         assert_array_equal(restored.zeta(everybody), store.zeta(everybody))
     assert most > 3  # pairs went with their clients
 
@@ -592,13 +469,12 @@ class HeldDense(Dense):
                 self.theta[j, i], self.v[j, i] = -self.theta[i, j], -self.v[i, j]
 
 
-@pytest.mark.parametrize("most_bytes", [None, 0])
-def test_groups_are_held_and_move_together(engine: Any, most_bytes: int | None) -> None:
+def test_groups_are_held_and_move_together(kernels: ModuleType) -> None:
     rng = np.random.default_rng(5)
     labels = np.array([0, 0, 1, 0, 1, -1, 2])
     start = (3.0 * labels[:, None] + np.arange(4)).astype(np.float64)
     groups = Groups(labels, SmoothedSCAD(4.0), move=True)
-    store = PairwiseStore(start, SCAD, 1.0, engine=engine, most_bytes=most_bytes)
+    store = PairwiseStore(start, SCAD, 1.0, kernels)
     store.groups, dense = groups, HeldDense(start, SCAD, 1.0, groups)
     same = labels[:, None] == labels
     for _ in range(30):
@@ -617,10 +493,9 @@ def test_groups_are_held_and_move_together(engine: Any, most_bytes: int | None) 
     assert_array_equal(dense.v[5], 0)
 
 
-@pytest.mark.parametrize("quick", ["numpy", pytest.param("numba", marks=needs_numba)])
-def test_a_client_in_no_pair_is_a_cluster_of_its_own(quick: Any) -> None:
+def test_a_client_in_no_pair_is_a_cluster_of_its_own(kernels: ModuleType) -> None:
     # 0 and 2 are near 1 and not near each other: without it there are two clusters.
-    store = PairwiseStore(np.array([[0.0], [0.5], [1.0]]), SmoothedSCAD(0.0), 1.0, engine=quick)
+    store = PairwiseStore(np.array([[0.0], [0.5], [1.0]]), SmoothedSCAD(0.0), 1.0, kernels)
     assert store.clusters(0.6).tolist() == [0, 0, 0]
     assert store.clusters(0.6, alone=[1]).tolist() == [0, 1, 2]
     store.place(1, np.array([7.0]))

@@ -6,7 +6,6 @@ See docs/methods/fpfc.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from torch import nn
 
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, L1, MCP, SmoothedSCAD, made_by
-from fl_admm_strategies.maths.pairs import store
-from fl_admm_strategies.maths.pairs.history import ModelHistory
 from fl_admm_strategies.runtime.messages.records import RawReply, from_array_record, parse_groups
 from tests.support.federation import (
     Federation,
@@ -225,29 +222,6 @@ def test_omega_is_sent_again_after_a_lost_reply_and_the_run_goes_on_as_if_not_sa
     expected = sampling(fpfc(seed=1), {2: [0, 2, 3]})
     expected.start(grid_of(), initial_arrays(), 4)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
-
-
-@pytest.mark.slow
-def test_pairs_kept_by_models_give_the_same_run_and_resume_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(rounds: int, **checkpoints: Any) -> FPFC:
-        strategy = fpfc(seed=1, fraction_train=0.5, penalty=SmoothedSCAD(2.0))
-        strategy.start(grid_of(), initial_arrays(), rounds, **checkpoints)
-        return strategy
-
-    by_vectors = run(6)
-    monkeypatch.setattr(store, "_MOST_BYTES", 0)
-    monkeypatch.setattr(ModelHistory, "nbytes", 0)  # a few pairs would take less as vectors
-    whole = run(6)
-    assert whole.state.pairs._history.num_pairs == by_vectors.state.pairs.num_stored > 0
-    for client in range(4):
-        for name, array in by_vectors.personal_arrays(client).items():
-            assert_allclose(whole.personal_arrays(client)[name].numpy(), array.numpy(), atol=1e-5)
-    run(3, checkpoint_dir=tmp_path)
-    resumed = run(6, checkpoint_dir=tmp_path, resume=True)
-    assert_same_bits(resumed.state_dict(), whole.state_dict())
-    assert_array_equal(resumed.clusters(), by_vectors.clusters())
 
 
 def test_shared_arrays_are_averaged_by_examples_and_integers_rounded() -> None:
