@@ -24,7 +24,6 @@ from .algorithms.fedsim import FedSimInstruction as FedSimInstruction
 from .algorithms.fpfc.messages import FPFCInstruction as FPFCInstruction
 from .algorithms.ifca import IFCAEvaluation as IFCAEvaluation
 from .algorithms.ifca import IFCAInstruction as IFCAInstruction
-from .algorithms.lg_fedavg import LGFedAvgInstruction as LGFedAvgInstruction
 from .algorithms.local import LocalInstruction as LocalInstruction
 from .algorithms.localsgd import LocalSGDInstruction as LocalSGDInstruction
 from .algorithms.lp_proj import LpProjInstruction as LpProjInstruction
@@ -33,7 +32,6 @@ from .algorithms.pacfl import PACFLQuestion as PACFLQuestion
 from .algorithms.perfedavg import PerFedAvgEvaluation as PerFedAvgEvaluation
 from .algorithms.perfedavg import PerFedAvgInstruction as PerFedAvgInstruction
 from .algorithms.pfedme import PFedMeInstruction as PFedMeInstruction
-from .algorithms.pfedme import PFedMeMatchedInstruction as PFedMeMatchedInstruction
 from .algorithms.scaffold import SCAFFOLDInstruction as SCAFFOLDInstruction
 from .algorithms.shared.clustered import ClusterInstruction as ClusterInstruction
 from .algorithms.shared.completion import FedMCFactors as FedMCFactors

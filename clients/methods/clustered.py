@@ -78,7 +78,7 @@ class PACFLClient(CFLClient):
 
 
 class IFCAClient(TorchClient[IFCAInstruction]):
-    """Client of `IFCA`: takes the model that suits its training data best. It keeps nothing.
+    """Client of `IFCA`: trains the model that suits its training data best. It keeps nothing.
 
     Parameters are those of `TorchClient`.
     """
@@ -87,16 +87,12 @@ class IFCAClient(TorchClient[IFCAInstruction]):
     instruction = IFCAInstruction
 
     def steps(self, asked: IFCAInstruction, config: Scalars) -> MethodSteps:
-        """Take argmin_j f_i(theta_j); upload j and the change to it."""
-        model, metrics = yield from self._taken(asked)
+        """Descend on f_i from argmin_j f_i(theta_j); upload j and the result."""
+        _, metrics = yield from self._taken(asked)
         if asked.local_epochs == 0:
             return {}, metrics
         metrics |= yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
-        upload = self.arrays()
-        for name, array in upload.items():
-            if array.dtype.kind == "f":
-                upload[name] = array - model[name]
-        return upload, metrics
+        return self.arrays(), metrics
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the model of the least training loss: ``cluster-loss``, ``cluster-METRIC``."""

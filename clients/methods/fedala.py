@@ -103,30 +103,16 @@ class FedALAClient(OwnModelClient[FedALAInstruction]):
         W <- clip(W - eta_w grad f * (w - theta_i), 0, 1), the gradient at the mix.
         """
         problem.model.train()
-        loss = float("nan")
+        loss = torch.tensor(torch.nan)
         with LocalObjective(moving=weights).others_fixed(problem.model) as moving:
-
-            def step() -> None:
-                with torch.no_grad():
-                    for name, weight in weights.items():
-                        gradient = moving[name].grad
-                        if gradient is not None:
-                            weight.sub_(lr * gradient * change[name]).clamp_(0, 1)
-                for parameter in moving.values():
-                    parameter.grad = None
-
-            if self.full_batch:
-                self.load_block(mixed(theta, change, weights))
-                loss = problem.set_gradient()
-                step()
-                return loss
+            parameters = [moving[name] for name in weights]
             for batch in problem.batches():
                 self.load_block(mixed(theta, change, weights))
-                value = problem.loss(batch)
-                value.backward()  # type: ignore[no-untyped-call]
-                loss = value.item()
-                step()
-        return loss
+                loss = problem.loss(batch)
+                slopes = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                for (name, weight), slope in zip(weights.items(), slopes, strict=True):
+                    weight.sub_(lr * slope * change[name]).clamp_(0, 1)
+        return loss.item()
 
 
 def mixed(theta: Block, change: Block, weights: Block) -> Block:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from fl_admm_strategies import FedALS
-from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.maths.blocks import Arrays, under
 from fl_admm_strategies.messages import FedALSInstruction
+from fl_admm_strategies.runtime.messages.wire import WIRE_DTYPE
 
 from ..toolkit.round.completion import CompletionClient
 from ..toolkit.solving.factors import USERS, FactorSolver
 from ..toolkit.solving.steps import Scalars
+
+SUMMED = "summed/"
+"""Before the names of the client's part in the server's sums, in its memory."""
 
 
 class FedALSClient(CompletionClient[FedALSInstruction]):
@@ -42,11 +46,16 @@ class FedALSClient(CompletionClient[FedALSInstruction]):
         solver = FactorSolver(self.train_ratings, asked.feedback, asked.confidence)
         users = solver.users(items, self.lam)
         new = solver.item_equations(users)._asdict()
+        summed: Arrays = {}
         if not asked.begins:
             held = self.memory.require(config)
-            before = solver.item_equations(held[USERS])._asdict()
-            new = {name: array - before[name] for name, array in new.items()}
-        change = {name: np.asarray(new[name], items.dtype) for name in asked.upload}
-        upload, held_back = self.whole_change(change, config, first=asked.begins)
-        self.keep(config, held_back | solver.kept(users))
+            summed = under(SUMMED, held) or solver.item_equations(held[USERS])._asdict()
+        change = {
+            name: np.asarray(new[name] - summed.get(name, 0.0), items.dtype)
+            for name in asked.upload
+        }
+        upload, kept = self.as_sent(change, config), solver.kept(users)
+        if WIRE_DTYPE in config:  # what is in the server's sums is not what the users' factors give
+            kept |= {SUMMED + name: array + summed.get(name, 0.0) for name, array in upload.items()}
+        self.keep(config, kept)
         return upload, {"loss": solver.loss(users, items) / self.train_size()}

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from fl_admm_strategies import FedRoD
 from fl_admm_strategies.algorithms.fedrod import FedRoDInstruction
 from fl_admm_strategies.algorithms.shared.split import SplitEvaluation
 
-from ..toolkit.data.batches import answer_of
 from ..toolkit.models.heads import TwoHeaded
 from ..toolkit.round.split_model import is_personal
 from ..toolkit.round.two_headed import TwoHeadedClient
@@ -65,28 +65,13 @@ class FedRoDClient(TwoHeadedClient[FedRoDInstruction]):
         ValueError
             If the data are not those of a classification.
         """
-        classes, labels = 0, []
-        for batch in self.train_problem.batches():
-            if not classes:
-                self.model.eval()
-                with torch.no_grad():
-                    logits, targets = answer_of(self.model, batch.inputs), batch.targets
-                if logits.ndim != 2 or targets.ndim != 1 or targets.is_floating_point():
-                    raise ValueError(
-                        f"The model returns {tuple(logits.shape)} for targets of shape "
-                        f"{tuple(targets.shape)} and {targets.dtype}, expected a row of logits and "
-                        "a class number for every sample: FedRoD counts the classes."
-                    )
-                classes = logits.shape[1]
-            labels.append(batch.targets.cpu())
-        # What is below 0 is a class that the loss ignores.
-        counts = torch.bincount(torch.cat(labels).clamp(min=-1) + 1, minlength=classes + 1)[1:]
-        if len(counts) > classes:
+        targets = torch.cat([batch.targets.cpu() for batch in self.train_problem.batches()])
+        if targets.ndim != 1 or targets.is_floating_point():
             raise ValueError(
-                f"The client's labels go up to {len(counts) - 1}, but the model has {classes} "
-                "logits: classes count from 0. Give it a head for all of them."
+                f"The targets are {targets.dtype} of shape {tuple(targets.shape)}, expected a "
+                "class number for every sample: FedRoD counts the classes."
             )
-        return counts
+        return torch.bincount(targets[targets >= 0])  # what is below 0 the loss ignores
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate both heads together, and the generic one, which is as if the other were 0."""
@@ -120,6 +105,7 @@ def with_prior(logits: Tensor, counts: Tensor, gamma: float) -> Tensor:
     """
     if not gamma:
         return logits
+    counts = F.pad(counts, (0, logits.shape[-1] - len(counts)))  # the last may have no sample
     prior = gamma * counts.clamp(min=1).to(logits.dtype).log()
     # A number in place of the logarithm of 0, which half precision and a smoothed loss do not take.
     return (logits + prior).masked_fill(counts == 0, torch.finfo(logits.dtype).min)

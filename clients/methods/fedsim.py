@@ -12,7 +12,7 @@ from ..toolkit.solving.objective import LocalObjective
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 
-class FedSimClient(SplitClient[Any]):
+class FedSimClient(SplitClient[FedSimInstruction]):
     """Client of `FedSim`: trains its personal v_i and the shared u at once.
 
     v_i never leaves the client, and its shapes may be this client's own. It starts from the values
@@ -20,7 +20,7 @@ class FedSimClient(SplitClient[Any]):
     """
 
     strategy: ClassVar[Any] = FedSim
-    instruction: ClassVar[Any] = FedSimInstruction
+    instruction = FedSimInstruction
 
     def steps(self, asked: FedSimInstruction, config: Scalars) -> MethodSteps:
         """Run (u, v) <- (u, v) - eta grad f_i(u, v), both gradients at one point; upload u."""

@@ -15,7 +15,6 @@ from fl_admm_strategies.algorithms.perfedavg import PerFedAvgEvaluation, PerFedA
 
 from ..toolkit.data.batches import Loader
 from ..toolkit.round.torch_client import TorchClient
-from ..toolkit.solving.hessian import hessian_product
 from ..toolkit.solving.objective import LocalObjective
 from ..toolkit.solving.solvers import gradient_descent
 from ..toolkit.solving.steps import Evaluation, MethodSteps, Minimisation, Scalars, Steps
@@ -80,9 +79,6 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
         if asked.mode == "fo":
             return loss, g
         third = next(batches)
-        if asked.mode == "exact":
-            self.load_block(w)
-            return loss, _moved(g, self._hessian(g, third), asked.alpha)
         norm = float(torch.linalg.vector_norm(torch.cat([part.flatten() for part in g.values()])))
         delta = SMALL / max(1.0, norm) if asked.delta is None else asked.delta
         # Of one function, so with one draw of a dropout: over delta another would be all there is.
@@ -91,15 +87,6 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
         _, behind = gradient(_moved(w, g, delta), third)
         product = {name: (ahead[name] - behind[name]) / (2 * delta) for name in g}
         return loss, _moved(g, product, asked.alpha)
-
-    def _hessian(self, g: Block, loader: Loader) -> Block:
-        """Return the Hessian's product with g, where the model is."""
-        problem = replace(self.train_problem, loader=loader)
-        parameters = list(self.model_arrays.parameters(g).values())
-        flat = torch.cat([part.flatten() for part in g.values()])
-        product = hessian_product(problem, list(problem.batches()), parameters, flat)
-        parts = torch.split(product, [part.numel() for part in g.values()])
-        return {n: part.view_as(g[n]) for n, part in zip(g, parts, strict=True)}
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the model on the test data, as it is and adapted to the training data.

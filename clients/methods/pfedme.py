@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fl_admm_strategies import PFedMe, PFedMeMatched
-from fl_admm_strategies.algorithms.pfedme import PFedMeInstruction, PFedMeMatchedInstruction
+from fl_admm_strategies.algorithms.pfedme import PFedMeInstruction
 
 from ..toolkit.round.own_model import OwnModelClient
 from ..toolkit.round.proximal import ProximalClient
@@ -42,8 +41,6 @@ class PFedMeClient(OwnModelClient[PFedMeInstruction]):
         names, batches = self.trained_names(), self.draws()
         w = self.block(names)
         for _ in range(asked.local_rounds):
-            if asked.theta_start == "reset":
-                self.load_block(w)
             objective = LocalObjective([ProximalTerm(asked.lam, w)])
             metrics = yield Minimisation(objective, asked.lr, asked.inner_steps, next(batches))
             w = moved(w, self.block(names), asked.outer_lr * asked.lam)
@@ -59,4 +56,3 @@ class PFedMeMatchedClient(ProximalClient):
     """
 
     strategy = PFedMeMatched
-    instruction: ClassVar[Any] = PFedMeMatchedInstruction

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+import numpy as np
 
 from fl_admm_strategies import SCAFFOLD
 from fl_admm_strategies.algorithms.scaffold import CONTROL, SCAFFOLDInstruction
@@ -37,17 +37,15 @@ class SCAFFOLDClient(TorchClient[SCAFFOLDInstruction]):
         self.load(asked.model)
         x, c = self.block(list(asked.control)), to_tensors(asked.control, self.device)
         kept = {} if asked.fresh else self.memory.require(config)
-        held = to_tensors(under(CONTROL, kept), self.device)
-        c_i = held or {name: torch.zeros_like(tensor) for name, tensor in c.items()}
-        term = LinearTerm(1.0, {name: c[name] - c_i[name] for name in c})
+        c_i = under(CONTROL, kept) or {n: np.zeros_like(a) for n, a in asked.control.items()}
+        own = to_tensors(c_i, self.device)
+        term = LinearTerm(1.0, {name: c[name] - own[name] for name in c})
         objective = LocalObjective([term])
         metrics = yield Minimisation(objective, asked.lr, asked.local_epochs)
         y, length = self.block(list(c)), objective.steps * asked.lr
         change = {name: (x[name] - y[name]) / length - c[name] for name in c}  # option II of (4)
         upload = {name: array for name, array in self.arrays().items() if name in asked.model}
-        upload, share = self.clipped(upload | to_numpy(change, CONTROL), asked.model, config)
-        new = {name: c_i[name] + share * change[name] for name in c}
-        changes = {CONTROL + name: upload[CONTROL + name] for name in c}
-        whole, held_back = self.whole_change(changes, config, first=asked.fresh)
-        self.memory.keep(config, held_back | to_numpy(new, CONTROL))
-        return upload | whole, metrics
+        upload, _ = self.clipped(upload | to_numpy(change, CONTROL), asked.model, config)
+        upload = self.as_sent(upload, config)
+        self.memory.keep(config, {CONTROL + n: a + upload[CONTROL + n] for n, a in c_i.items()})
+        return upload, metrics

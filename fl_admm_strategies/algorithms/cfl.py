@@ -12,141 +12,88 @@ The client is `clients.CFLClient`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field
 from logging import INFO
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block
-from ..maths.checks import NotNegative, WholeNumber, in_range, listing
+from ..maths.checks import NotNegative, WholeNumber, listing
 from ..maths.grouping import cut, tree
 from ..runtime.messages.records import Reply
 from .shared.base import Weights, mean_weights
 from .shared.clustered import ClusteredState, ClusteredStrategy, Clusters
 
-
-class Bipartition(NamedTuple):
-    """A cluster cut in two.
-
-    Attributes
-    ----------
-    parts : ndarray of int, shape (clients,)
-        0 or 1 for every client, 0 for the first.
-    cross : float
-        alpha_cross^max, the largest cosine between clients of different parts.
-    """
-
-    parts: NDArray[np.int64]
-    cross: float
+Updates = NDArray[np.float64]
+"""Delta_i of some clients, shape (clients, d)."""
 
 
-def bipartition(
-    updates: NDArray[np.floating], linkage: Literal["single", "complete"]
-) -> Bipartition:
-    """Cut clients in two by the cosines of their updates.
+def bipartition(updates: Updates, linkage: Literal["single", "complete"]) -> NDArray[np.int64]:
+    """Cut two clients or more in two by the cosines of their updates.
+
+    An update that is 0 has the cosine 0 with all.
 
     Parameters
     ----------
     updates : ndarray of shape (clients, d)
-        Delta_i, of two clients or more. One that is 0 has the cosine 0 with all.
     linkage : {"single", "complete"}
-        "single" is the bipartition with the least alpha_cross^max.
+        "single" is the bipartition with the least alpha_cross^max, the largest cosine across it.
+
+    Returns
+    -------
+    ndarray of shape (clients,)
+        0 or 1 for every client, 0 for the first.
     """
     units = directions(updates)
-    cosines = units @ units.T
-    merges, _ = tree(-cosines, linkage)
-    parts = np.array(cut(merges, 2))
-    return Bipartition(parts, float(cosines[parts == 0][:, parts == 1].max()))
+    merges, _ = tree(-units @ units.T, linkage)
+    return np.array(cut(merges, 2))
 
 
-def directions(updates: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return updates, shape (clients, d), as vectors of length 1; one that is 0 stays 0."""
-    wide = updates.astype(np.float64)
-    lengths = np.linalg.norm(wide, axis=1, keepdims=True)
-    units: NDArray[np.float64] = wide / np.maximum(lengths, np.finfo(np.float64).tiny)
+def directions(updates: Updates) -> Updates:
+    """Return updates as vectors of length 1; one that is 0 stays 0."""
+    lengths = np.linalg.norm(updates, axis=1, keepdims=True)
+    units: Updates = updates / np.maximum(lengths, np.finfo(np.float64).tiny)
     return units
 
 
 class ClusterTree(Clusters):
-    """The clusters that there are and those that were cut in two, which newcomers descend.
+    """The clusters that there are and those that were cut in two.
 
     Parameters
     ----------
     first : Arrays
         The model of the root, cluster 0.
-    block : Block
-        What of a model has a direction.
 
     Attributes
     ----------
-    children : list of list of int
-        Of every cluster the two that it was cut into; empty where it was not.
-    directions : list of ndarray of shape (d,)
-        The mean direction in which the members of a cluster went when it was cut off; 0 of the
-        root.
+    children : list of int
+        Of every cluster the first of the two that it was cut into, after which comes the other; 0
+        where it was not cut.
     """
 
-    def __init__(self, first: Arrays, block: Block) -> None:
+    def __init__(self, first: Arrays) -> None:
         super().__init__([first])
-        self._size = block.size
-        self.children: list[list[int]] = [[]]
-        self.directions = [np.zeros(block.size)]
+        self.children = [0]
 
-    def cut(self, cluster: int, parts: Sequence[Sequence[int]], units: NDArray[Any]) -> list[int]:
-        """Cut a cluster in two; return the two clusters. Who is in neither stays where it is.
-
-        Parameters
-        ----------
-        cluster : int
-        parts : sequence of two sequences of int
-            The clients of both parts.
-        units : ndarray of shape (clients, d)
-            Their directions, in the order of the parts.
-        """
-        made, start = [], 0
-        for clients in parts:
-            made.append(len(self.models))
-            self.of |= dict.fromkeys(clients, made[-1])
-            self.models.append(self.models[cluster])
-            self.children.append([])
-            self.directions.append(units[start : start + len(clients)].mean(axis=0))
-            start += len(clients)
-        self.children[cluster] = made
-        return made
-
-    def descend(self, client: int, update: NDArray[np.floating]) -> None:
-        """Move a client one step down the tree: to the child that goes its way."""
-        self.of[client] = max(
-            self.children[self.of[client]],
-            key=lambda child: float(self.directions[child] @ update),
-        )
-
-    def is_finite(self) -> bool:
-        """Return whether all models and directions are finite."""
-        return super().is_finite() and all(map(in_range, self.directions))
+    def cut(self, cluster: int) -> int:
+        """Cut a cluster in two, which begin at its model; return the first of them."""
+        self.children[cluster] = first = len(self.models)
+        self.models += [self.models[cluster]] * 2
+        self.children += [0, 0]
+        return first
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return all variables; of a cluster's children the first, after which comes the other."""
-        return {
-            **super().state_arrays(),
-            "children": np.array(
-                [parts[0] if parts else 0 for parts in self.children], dtype=np.int64
-            ),
-            "directions": np.stack(self.directions),
-        }
+        """Return all variables."""
+        return super().state_arrays() | {"children": np.array(self.children)}
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned."""
         super().load_state_arrays(arrays)
-        first = arrays["children"].tolist()
-        if (len(self.models), self._size) != arrays["directions"].shape or max(first) >= len(first):
-            raise ValueError("The saved tree of clusters does not fit its models: it is damaged.")
-        self.children = [[child, child + 1] if child else [] for child in first]
-        self.directions = [np.array(row) for row in arrays["directions"]]
+        self.children = arrays["children"].tolist()
 
 
 class CFL(ClusteredStrategy):
@@ -171,10 +118,11 @@ class CFL(ClusteredStrategy):
 
     Notes
     -----
-    The paper has everybody in every round. Here the rule is applied to the members that replied, at
-    least three and half of the cluster; who did not reply when its cluster was cut is sent the
-    model of that time when it is next drawn, and goes to the part whose members went its way. So
-    does a client that joins the run, from the root, one cluster a round. See docs/methods/cfl.md.
+    In the paper all clients take part in every round. Here the rule is applied to the members that
+    replied, at least three and half of the cluster. A member that did not reply when its cluster
+    was cut is sent the model of that time when it is next drawn, and goes to the part whose model
+    lies in the direction of its update. So does a client that joins the run, from the root, one
+    cluster a round. See docs/methods/cfl.md.
     """
 
     method: ClassVar = "CFL"
@@ -189,58 +137,41 @@ class CFL(ClusteredStrategy):
     def init_state(self, arrays: Arrays) -> ClusteredState:
         """Start with all clients in one cluster."""
         self._block = Block.optimised(arrays, self.trained)
-        return ClusteredState(ClusterTree(arrays, self._block))
+        return ClusteredState(ClusterTree(arrays))
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Split the clusters that are at rest, and move every model by its members' mean update."""
         clusters: ClusterTree = self.state.clusters
-        for cluster, clients in clusters.members(replies).items():
-            before = self._block.vector(clusters.models[cluster])
-            uploads = [self._block.vector(replies[client].arrays) for client in clients]
-            updates = np.stack(uploads) - before
-            if clusters.children[cluster]:  # it was not there when the cluster was cut
-                for client, update in zip(clients, updates, strict=True):
-                    clusters.descend(client, update)
+        for cluster, own in clusters.split(replies).items():
+            updates = self._from(cluster, [reply.arrays for reply in own.values()])
+            if first := clusters.children[cluster]:  # cut while these clients were absent
+                children = [clusters.models[first], clusters.models[first + 1]]
+                nearer = (updates @ directions(self._from(cluster, children)).T).argmax(axis=1)
+                clusters.of |= dict(zip(own, (first + nearer).tolist(), strict=True))
                 continue
-            theirs = {client: replies[client] for client in clients}
-            for part, members in self._split(server_round, cluster, theirs, updates).items():
-                clusters.average(part, {c: replies[c] for c in members}, self.weights)
+            if server_round > self.warmup_rounds and self._is_at_rest(cluster, own, updates):
+                first, parts = clusters.cut(cluster), bipartition(updates, self.linkage)
+                clusters.of |= dict(zip(own, (first + parts).tolist(), strict=True))
+                log(INFO, f"round {server_round}: a cluster of {listing(list(own))} is split")
+            for part, members in clusters.split(own).items():
+                clusters.average(part, members, self.weights)
 
-    def _split(
-        self,
-        server_round: int,
-        cluster: int,
-        replies: Mapping[int, Reply],
-        updates: NDArray[np.floating],
-    ) -> dict[int, list[int]]:
-        """Return the clusters that a cluster's clients are in now: it, or the two it is cut into.
+    def _from(self, cluster: int, models: list[Arrays]) -> Updates:
+        """Return how far models are from that of a cluster: one row each."""
+        start = self._block.vector(self.state.clusters.models[cluster])
+        ends = np.stack([self._block.vector(model) for model in models])
+        moves: Updates = np.subtract(ends, start, dtype=np.float64)
+        return moves
 
-        Parameters
-        ----------
-        server_round, cluster : int
-        replies : mapping of int to Reply
-            Of its members.
-        updates : ndarray of shape (clients, d)
-            Delta_i, in the same order.
-        """
-        clusters, clients = self.state.clusters, list(replies)
+    def _is_at_rest(self, cluster: int, replies: Mapping[int, Reply], updates: Updates) -> bool:
+        """Return whether a cluster's mean update is small, though that of some member is not."""
         mean, largest = norms(updates, mean_weights(replies, self.weights))
-        size = list(clusters.of.values()).count(cluster)
-        if not (mean < self.eps1 and largest > self.eps2 and server_round > self.warmup_rounds):
-            return {cluster: clients}
-        if len(clients) < max(3, size / 2):
-            return {cluster: clients}
-        found = bipartition(updates, self.linkage)
-        order = np.argsort(found.parts, kind="stable")
-        parts = [[clients[k] for k in np.flatnonzero(found.parts == p)] for p in (0, 1)]
-        made = clusters.cut(cluster, parts, directions(updates)[order])
-        first, second = map(listing, parts)
-        log(INFO, f"round {server_round}: a cluster is split, in clients {first} and {second}")
-        return dict(zip(made, parts, strict=True))
+        size = list(self.state.clusters.of.values()).count(cluster)
+        enough = len(updates) >= max(3, size / 2)
+        return enough and mean < self.eps1 and largest > self.eps2
 
 
-def norms(updates: NDArray[np.floating], weights: NDArray[np.float64]) -> tuple[float, float]:
-    """Return ||sum w_i Delta_i / sum w_i|| and max ||Delta_i||, of updates of shape (m, d)."""
-    wide = updates.astype(np.float64)
-    mean = (weights / weights.sum()) @ wide
-    return float(np.linalg.norm(mean)), float(np.linalg.norm(wide, axis=1).max())
+def norms(updates: Updates, weights: NDArray[np.float64]) -> tuple[float, float]:
+    """Return ||sum w_i Delta_i / sum w_i|| and max ||Delta_i||."""
+    mean = (weights / weights.sum()) @ updates
+    return float(np.linalg.norm(mean)), float(np.linalg.norm(updates, axis=1).max())

@@ -45,7 +45,7 @@ class FedSim(SplitStrategy):
 
     method: ClassVar = "FedSim"
     paper: ClassVar = "Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, ICML 2022, arXiv:2204.03809"
-    message_type: ClassVar[type[Instruction]] = FedSimInstruction
+    message_type: ClassVar = FedSimInstruction
 
     personal: Pattern | None = field(kw_only=False)
     lr: StepSize = 0.1

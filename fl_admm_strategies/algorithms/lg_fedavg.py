@@ -8,21 +8,9 @@ workshop, arXiv:2001.01523: Algorithm 1; see docs/methods/lg-fedavg.md. The clie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from .fedsim import FedSim, FedSimInstruction
-
-BEFORE = "before_aggregation"
-
-Score = Literal["after_aggregation", "before_aggregation"]
-
-
-@dataclass(frozen=True)
-class LGFedAvgInstruction(FedSimInstruction):
-    """What a client gets: u, and with which upper layers it will be evaluated."""
-
-    score: str
+from .fedsim import FedSim
 
 
 class LGFedAvg(FedSim):
@@ -34,9 +22,6 @@ class LGFedAvg(FedSim):
         Regular expression searched in the names of the arrays: the lower layers, which stay with
         the clients. `clients.input_layers(model, n)` writes it. None: nothing is personal, which
         is FedAvg.
-    score : {"after_aggregation", "before_aggregation"} (default: "after_aggregation")
-        With which upper layers a client is evaluated: the global ones, or its own as its last
-        training left them, as released code of others does (docs/methods/lg-fedavg.md, S1).
     **base
         The parameters of `FedSim`.
 
@@ -50,7 +35,4 @@ class LGFedAvg(FedSim):
     paper: ClassVar = (
         "Liang, Liu, Ziyin, Salakhutdinov, Morency, NeurIPS 2019 workshop, arXiv:2001.01523"
     )
-    message_type: ClassVar = LGFedAvgInstruction
     title = "LG-FedAvg"
-
-    score: Score = "after_aggregation"

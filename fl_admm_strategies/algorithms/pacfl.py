@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Spec
+from ..maths.blocks import Arrays, Spec, prefixed
 from ..maths.checks import Count, Positive
 from ..maths.clienttable import Row
 from ..maths.grouping import Labels, Linkage, cut, tree
@@ -33,6 +33,8 @@ from .shared.clustered import ClusteredState, ClusteredStrategy, Clusters
 
 BASIS = "basis"
 """The array of a client's directions, in its reply to the handshake and in its row."""
+BASES = "bases/"
+"""Before the clients' ids, as names of their directions in a saved state."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class DataClusters(Clusters):
     Parameters
     ----------
     first : Arrays
-        The model that every cluster starts from; it stays that of cluster 0, which is nobody's.
+        The model that every cluster starts from; it stays that of cluster 0, which has no client.
     group : callable
         Returns the groups of clients, by their bases.
 
@@ -68,22 +70,21 @@ class DataClusters(Clusters):
     def insert(self, rows: Mapping[int, Row]) -> None:
         """Form the clusters of the initial clients, or find those of new ones one by one.
 
-        Who is there stays where it is.
+        A client that is in a cluster stays there.
         """
+        super().insert(rows)
         given: dict[int, Basis] = {c: np.asarray(row[BASIS]) for c, row in rows.items() if row}
-        if not self.of:
-            super().insert(rows)  # as it is where a saved run is put back
-            self.bases = dict(given)
-            labels = self._group(list(given.values())) if given else ()
+        if given and not self.bases:
+            labels = self._group(list(given.values()))
             self.of |= {client: 1 + label for client, label in zip(given, labels, strict=True)}
-            self.models += self.models[:1] * len(set(labels))
+            self.models += self.models * len(set(labels))
+            self.bases = given
             return
-        for client, basis in sorted(given.items()):
-            cluster = self.nearest(basis)
-            if cluster == 0:
-                cluster = len(self.models)
+        for client, basis in given.items():
+            self.of[client] = self.nearest(basis) or len(self.models)
+            if self.of[client] == len(self.models):
                 self.models.append(self.models[0])
-            self.of[client], self.bases[client] = cluster, basis
+            self.bases[client] = basis
 
     def add_pending(self, rows: Mapping[int, Row]) -> None:
         """Find the clusters of clients that are joining."""
@@ -102,35 +103,24 @@ class DataClusters(Clusters):
         self.bases = {client: basis for client, basis in self.bases.items() if client in self.of}
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return all variables; the bases side by side, in the order of the clients."""
-        bases = [self.bases[client] for client in self.ids if client in self.bases]
-        return {
-            **super().state_arrays(),
-            "bases": np.concatenate(bases, axis=1) if bases else np.zeros((0, 0)),
-            "widths": np.array([basis.shape[1] for basis in bases], dtype=np.int64),
-        }
+        """Return all variables."""
+        bases = {str(client): basis for client, basis in self.bases.items()}
+        return super().state_arrays() | prefixed(BASES, bases)
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned."""
         super().load_state_arrays(arrays)
-        widths, ids = arrays["widths"], self.ids
-        if widths.shape != (len(ids),) or arrays["bases"].shape[1] != widths.sum():
-            raise ValueError(
-                "The saved directions of the clients' data do not fit the clients: the state is "
-                "damaged. Continue from another checkpoint."
-            )
-        bases = np.split(arrays["bases"], np.cumsum(widths)[:-1], axis=1)
-        self.bases = dict(zip(ids, map(np.array, bases), strict=True))
+        self.bases = {client: np.array(arrays[f"{BASES}{client}"]) for client in self.of}
 
 
-def check_basis(client: int, basis: Basis, features: int) -> None:
-    """Raise ValueError unless these are directions in the space of the clients' inputs."""
-    lengths = np.linalg.norm(basis, axis=0)
-    if len(basis) != features or not lengths.size or np.any(np.abs(lengths - 1) > 1e-6):
-        raise ValueError(
-            f"The directions of client {client}'s data have shape {basis.shape}, expected "
-            f"({features}, vectors), each of length 1. All clients must have inputs of one shape."
-        )
+def complaint(client: int, basis: Basis, features: int) -> str | None:
+    """Return why a basis is none of the space of the clients' inputs; None if it is one."""
+    if len(basis) == features and basis.size:
+        return None
+    return (
+        f"The directions of client {client}'s data have shape {basis.shape}, expected "
+        f"({features}, vectors). All clients must have inputs of one shape."
+    )
 
 
 class PACFL(ClusteredStrategy):
@@ -194,22 +184,18 @@ class PACFL(ClusteredStrategy):
         """Start with the client's basis; raise ValueError if one that joins has other inputs."""
         if reply is None:
             return {}
-        basis, known = reply.arrays[BASIS], self.state.clusters.bases
-        if known:
-            check_basis(client_id, basis, len(next(iter(known.values()))))
+        basis = reply.arrays[BASIS]
+        for known in self.state.clusters.bases.values():
+            if reason := complaint(client_id, basis, len(known)):
+                raise ValueError(reason)
         return {BASIS: basis}
 
     def _other_spaces(self, replies: Mapping[int, Reply]) -> dict[int, str]:
         """Return whose directions are not in the space of most clients' inputs."""
         bases = {client: reply.arrays[BASIS] for client, reply in replies.items()}
         ((features, _),) = Counter(map(len, bases.values())).most_common(1)
-        reasons = {}
-        for client, basis in bases.items():
-            try:
-                check_basis(client, basis, features)
-            except ValueError as error:
-                reasons[client] = str(error)
-        return reasons
+        found = {client: complaint(client, basis, features) for client, basis in bases.items()}
+        return {client: reason for client, reason in found.items() if reason}
 
     def angles(self) -> NDArray[np.float64]:
         """Return A_ij in degrees, in the order of `client_ids`: what `threshold` is chosen by.
@@ -225,5 +211,5 @@ class PACFL(ClusteredStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set every cluster's model to the mean of its participants', weighted by n_i."""
         clusters: DataClusters = self.state.clusters
-        for cluster, clients in clusters.members(replies).items():
-            clusters.average(cluster, {c: replies[c] for c in clients}, "size")
+        for cluster, own in clusters.split(replies).items():
+            clusters.average(cluster, own, "size")

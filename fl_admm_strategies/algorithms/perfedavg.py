@@ -51,11 +51,10 @@ class PerFedAvg(OneModelStrategy):
 
     Parameters
     ----------
-    mode : {"hf", "fo", "exact", "finetune"} (default: "hf")
+    mode : {"hf", "fo", "finetune"} (default: "hf")
         How the gradient of f_i(w - alpha grad f_i(w)) is computed: its Hessian-vector product by
-        the difference of two gradients (Per-FedAvg (HF)), without that product (FO), or with the
-        product itself ("exact"). "finetune" is FedAvg, adapted only to be evaluated; the code of
-        some papers calls this Per-FedAvg.
+        the difference of two gradients (Per-FedAvg (HF)), or without that product (FO). "finetune"
+        is FedAvg, adapted only to be evaluated; the code of some papers calls this Per-FedAvg.
     alpha : float or callable (default: 0.01)
         alpha, the step size of the adaptation.
     lr : float or callable (default: 0.1)
@@ -92,7 +91,7 @@ class PerFedAvg(OneModelStrategy):
     message_type: ClassVar = PerFedAvgInstruction
     upload = Upload("mean", stateless=True)
 
-    mode: Literal["hf", "fo", "exact", "finetune"] = "hf"
+    mode: Literal["hf", "fo", "finetune"] = "hf"
     alpha: StepSizeOrZero = 0.01
     lr: StepSize = 0.1
     local_steps: Count = 10

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from ..maths.blocks import Arrays
 from ..maths.checks import Count, Positive
@@ -20,7 +20,7 @@ from ..maths.schedules import StepSize, rate_in
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.uploads import Upload
-from .shared.consensus import ConsensusMethod, ProximalInstruction
+from .shared.consensus import ConsensusMethod
 from .shared.envelope import EnvelopeStrategy, check_outer_step
 from .shared.models import OneModelStrategy, OwnModelsStrategy, OwnModelState
 from .shared.rule import Row, Rule
@@ -38,7 +38,6 @@ class PFedMeInstruction(Instruction):
     outer_lr: float
     local_rounds: int
     inner_steps: int
-    theta_start: str
     upload: list[str] | None
 
 
@@ -58,15 +57,13 @@ class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
         R, steps of w_i in a round; each has a mini-batch of its own.
     inner_steps : int (default: 5)
         K, steps of theta_i on that same mini-batch.
-    theta_start : {"warm", "reset"} (default: "warm")
-        Where the K steps begin: where the last ended, in the first step of a round at w (the
-        authors' code), or each time at w_i.
     **base
         The parameters of `EnvelopeStrategy`.
 
     Notes
     -----
-    R and K are those of the authors' code on MNIST, in 800 rounds with batches of 20; its lambda is
+    The K steps begin where the last ended, in the first step of a round at w, as in the authors'
+    code. R and K are those of that code on MNIST, in 800 rounds with batches of 20; its lambda is
     15, its step sizes are 0.1 (0.09 for a network) and 0.005. At the same local work that holds the
     personal models back (docs/settings.md). A client with ``full_batch=True`` has all its samples
     for its mini-batch.
@@ -89,7 +86,6 @@ class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
     outer_lr: StepSize | None = None
     local_rounds: Count = 20
     inner_steps: Count = 5
-    theta_start: Literal["warm", "reset"] = "warm"
 
     def init_state(self, arrays: Arrays) -> OwnModelState:
         """Start with w^0, the initial model."""
@@ -138,13 +134,6 @@ class PFedMeMatchedRule(Rule):
         return row.local_w
 
 
-@dataclass(frozen=True, kw_only=True)
-class PFedMeMatchedInstruction(ProximalInstruction):
-    """What a client gets: w and its rule, in which eta_g is."""
-
-    outer_lr: float
-
-
 class PFedMeMatched(ConsensusMethod):
     """pFedMe with the local work of FLAME, as FLAME's paper compares with it.
 
@@ -169,7 +158,6 @@ class PFedMeMatched(ConsensusMethod):
     method: ClassVar = "PFedMeMatched"
     paper: ClassVar = "pFedMe as in Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397"
     kinds: ClassVar = KINDS
-    message_type: ClassVar = PFedMeMatchedInstruction
     rule: ClassVar = PFedMeMatchedRule
     own: ClassVar = "theta"
     default_norm = None
@@ -194,11 +182,8 @@ class PFedMeMatched(ConsensusMethod):
 
     def rule_of(self, client_id: int) -> PFedMeMatchedRule:
         """Return a client's rule in the round that is under way."""
-        lr = self.outer_lr or 1 / self.lam
-        rate = rate_in(self.last_round + 1, lr, "outer_lr") * self.lam
-        return PFedMeMatchedRule(self.published, self.lam, rate)
-
-    def shared_fields(self, server_round: int) -> dict[str, Any]:
-        """Add the step size that follows from lam where none is given."""
+        server_round, lr = self.last_round + 1, self.outer_lr or 1 / self.lam
         check_outer_step(self.lam, self.outer_lr, server_round)
-        return super().shared_fields(server_round) | {"outer_lr": self.outer_lr or 1 / self.lam}
+        return PFedMeMatchedRule(
+            self.published, self.lam, rate_in(server_round, lr, "outer_lr") * self.lam
+        )

@@ -482,6 +482,7 @@ def check_step_sizes_are_those_of_the_round(case: Case, folder: Path) -> None:
     names_of = STEP_SIZES & case.strategy().settings().keys()
     if isinstance(case.strategy(), type(case_of("FedDyn").strategy())):
         names_of -= {"alpha"}  # a penalty there
+    in_the_rule = {"outer_lr"} if case.name == "PFedMeMatched" else set()
     schedules: dict[str, Any] = {
         name: StepDecay(0.02 + place / 100, 0.5) for place, name in enumerate(sorted(names_of))
     }
@@ -490,8 +491,9 @@ def check_step_sizes_are_those_of_the_round(case: Case, folder: Path) -> None:
     # Every lambda of a path begins its schedule anew.
     for server_round in () if case.name == "FPFC-path" else (1, 2):
         for message in grid.phase(TRAIN, server_round):
-            for name, schedule in schedules.items():
-                assert message.content["config"][name.replace("_", "-")] == schedule(server_round)
+            for name in schedules.keys() - in_the_rule:
+                found = message.content["config"][name.replace("_", "-")]
+                assert found == schedules[name](server_round)
     for name in schedules:
         with pytest.raises((ValueError, TypeError), match=rf"{name} in round 1 is"):
             run(case, grid_of(case), 1, case.strategy(**{name: lambda server_round: -0.1}))

@@ -43,14 +43,14 @@ WORDS = {
     "fraction_train fraction_admm sample tolerance_decay": PART,
     "fraction_evaluate": SHARE,
     "adapt duals feedback hessian linkage measure mode": CHOICE,
-    "averaging p rows score start_at step theta_start weights": CHOICE,
+    "averaging p rows score start_at step weights": CHOICE,
     "averaged personal unprojected": PATTERN,
     "gumbel": (["yes"], []),
     "max_norm": ([0, nan, "median"], [True]),
     "train_metrics_aggr_fn evaluate_metrics_aggr_fn": ([], [3, "mean"]),
     # Yes or no; objects; and what has tests of its own.
     "published everyone_trains per_class report_diagnostics consensus_rounds": ANY,
-    "delay initial_models max_staleness nu penalty privacy regularizer validation_share": ANY,
+    "delay max_staleness nu penalty privacy regularizer validation_share": ANY,
     "client_keys clustered wire_dtype aggregation malicious": ANY,
 }
 KINDS = {name: kind for words, kind in WORDS.items() for name in words.split()}

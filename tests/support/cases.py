@@ -251,7 +251,7 @@ CASES = [
     two_headed_case("FedCP", partial(library.FedCP, lam=1.0, lr=0.5), of.FedCPClient),
     keeping(
         "LG-FedAvg",
-        partial(library.LGFedAvg, "^body", lr=0.5, score="before_aggregation"),
+        partial(library.LGFedAvg, "^body", lr=0.5),
         of.LGFedAvgClient,
     ),
     keeping(

@@ -20,7 +20,7 @@ from fl_admm_strategies.runtime.messages.noise import CLIP, NOISE, NOISED, clipp
 from fl_admm_strategies.runtime.messages.schema import Instruction
 from fl_admm_strategies.runtime.messages.seal import SEAL, seal
 from fl_admm_strategies.runtime.messages.stamp import check_instruction_maker, made_by
-from fl_admm_strategies.runtime.messages.wire import WIRE_DTYPE, reduced_upload, with_held_back
+from fl_admm_strategies.runtime.messages.wire import WIRE_DTYPE, reduced_upload
 from fl_admm_strategies.runtime.strategy import StatefulStrategy
 from fl_admm_strategies.runtime.trust.divergence import INITIAL_LOSS
 from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer
@@ -283,18 +283,12 @@ class MethodClient(NumPyClient, Generic[Asked]):
             return wire.read_names(wire.UPLOAD, wanted)
         return list(next(iter(wire.split_groups(parameters, config).values())))
 
-    def whole_change(
-        self, change: Arrays, config: Scalars, *, first: bool
-    ) -> tuple[Arrays, Arrays]:
-        """Complete an upload that the server adds up, and return what to keep with the rest.
-
-        Where it is rounded on its way, what that held back of the last one belongs to this one; see
-        `fl_admm_strategies.runtime.messages.wire`. `first`: there is no last one.
-        """
+    def as_sent(self, upload: Arrays, config: Scalars) -> Arrays:
+        """Return an upload with the roundings of its way, from which both sides go on."""
         if WIRE_DTYPE not in config:
-            return change, {}
-        before = {} if first else self.memory.require(config)
-        return with_held_back(change, before, config)
+            return upload
+        sent = reduced_upload(upload, config, self.buffer_names())
+        return {name: array.astype(upload[name].dtype, copy=False) for name, array in sent.items()}
 
     def clipped(self, upload: Arrays, sent: Arrays, config: Scalars) -> tuple[Arrays, float]:
         """Clip an upload as `privacy` asks a client to that goes on from what it sends.

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from fl_admm_strategies.algorithms.shared.consensus import BEGIN
 from fl_admm_strategies.algorithms.shared.rule import Row, Rule
 from fl_admm_strategies.maths.blocks import Arrays, Block, prefixed, spec_of, under
-from fl_admm_strategies.runtime.messages.wire import WIRE_DTYPE, reduced_upload
 
 from ..solving.steps import Scalars
 from .base import MethodClient
@@ -74,10 +73,3 @@ class MirrorClient(MethodClient[Any]):
             kept[SUMMED] = summed + block.vector(upload).astype(np.float64)
         self.memory.keep(config, kept, resent=self.resent and not on_client)
         return upload
-
-    def as_sent(self, upload: Arrays, config: Scalars) -> Arrays:
-        """Return an upload with the roundings of its way, from which both sides go on."""
-        if WIRE_DTYPE not in config:
-            return upload
-        sent = reduced_upload(upload, config, self.buffer_names())
-        return {name: array.astype(upload[name].dtype, copy=False) for name, array in sent.items()}

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, any_length, check_saved, spec_of, under
+from ...maths.blocks import Arrays, any_length, check_saved, prefixed, spec_of
 from ...maths.checks import Count, in_range
 from ...maths.clienttable import ByClient, Row
 from ...maths.grouping import numbered
@@ -24,6 +24,9 @@ from ...runtime.messages.records import ClientInstruction, Reply, to_array_recor
 from ...runtime.messages.schema import Instruction, Instructions
 from .base import Weights, participants_mean
 from .models import OneMessageStrategy
+
+MODELS = "models/"
+"""Before the names of the models' arrays in a saved state."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +62,15 @@ class Clusters(ByClient):
         self.of: dict[int, int] = {}
         self.pending: dict[int, int] = {}
 
-    @property
-    def ids(self) -> list[int]:
-        """The clients of the run, sorted."""
-        return sorted(self.of)
-
     def model_of(self, client: int) -> Arrays:
         """Return the model of a client's cluster; the first for one that has none yet."""
         return self.models[self.of.get(client, self.pending.get(client, 0))]
 
-    def members(self, clients: Iterable[int]) -> dict[int, list[int]]:
-        """Return which of these clients are in a cluster, by cluster."""
-        found: dict[int, list[int]] = {}
-        for client in clients:
-            found.setdefault(self.of[client], []).append(client)
+    def split(self, replies: Mapping[int, Reply]) -> dict[int, dict[int, Reply]]:
+        """Return the replies of each cluster's clients, by cluster."""
+        found: dict[int, dict[int, Reply]] = {}
+        for client, reply in replies.items():
+            found.setdefault(self.of[client], {})[client] = reply
         return dict(sorted(found.items()))
 
     def average(self, cluster: int, replies: Mapping[int, Reply], weights: Weights) -> None:
@@ -88,7 +86,7 @@ class Clusters(ByClient):
         self.of |= dict.fromkeys(rows, 0)
 
     def add_pending(self, rows: Mapping[int, Row]) -> None:
-        """Nothing: who is joining has no cluster before its first upload."""
+        """Nothing: a client that joins has no cluster before its first upload."""
 
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
         """Let clients go; their cluster keeps its model."""
@@ -101,14 +99,12 @@ class Clusters(ByClient):
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all variables; the models of one name in one array, a row each."""
-        ids = self.ids
+        names = self.models[0]
+        models = {name: np.stack([model[name] for model in self.models]) for name in names}
         return {
-            "ids": np.array(ids, dtype=np.uint64),
-            "of": np.array([self.of[client] for client in ids], dtype=np.int64),
-            **{
-                f"models/{name}": np.stack([model[name] for model in self.models])
-                for name in self.models[0]
-            },
+            "ids": np.array(list(self.of), dtype=np.uint64),
+            "of": np.array(list(self.of.values()), dtype=np.int64),
+            **prefixed(MODELS, models),
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -117,17 +113,13 @@ class Clusters(ByClient):
         Raises
         ------
         ValueError
-            If an array is missing or one too many, or they do not fit together or this model.
+            If an array is missing, or is not of this model.
         """
-        if odd := sorted(arrays.keys() ^ self.state_arrays().keys()):
-            raise ValueError(f"The saved clusters lack {odd}, or have them and this run has not.")
-        check_saved(arrays, any_length(spec_of(Clusters.state_arrays(self))))
-        models = under("models/", arrays)
+        check_saved(arrays, any_length(spec_of(self.state_arrays())))
         self.of = dict(zip(arrays["ids"].tolist(), arrays["of"].tolist(), strict=True))
-        rows = zip(*models.values(), strict=True)
-        self.models = [dict(zip(models, map(np.array, row), strict=True)) for row in rows]
-        if not set(self.of.values()) <= set(range(len(self.models))):
-            raise ValueError("The saved clusters do not fit together: the state is damaged.")
+        names = list(self.models[0])
+        rows = zip(*(arrays[MODELS + name] for name in names), strict=True)
+        self.models = [dict(zip(names, map(np.array, row), strict=True)) for row in rows]
 
 
 @dataclass

@@ -36,11 +36,9 @@ class Totals:
 
     def add(self, parts: Iterable[Arrays]) -> None:
         """Add what clients sent."""
-        sums = {name: total.copy() for name, total in self.sums.items()}
         for part in parts:
-            for name, total in sums.items():
+            for name, total in self.sums.items():
                 total += part[name]
-        self.sums = sums
 
     def restart(self, server_round: int) -> None:
         """Set the sums to 0: all clients are to send their part again."""

@@ -7,7 +7,7 @@ float16, and may answer in full precision.
 In full precision travel: integers and buffers (a batch norm's running variance may be anything),
 handshakes, and the group `START`, from which both sides go on: were it rounded on one of them, they
 would differ in the same direction for the rest of the run. For the same reason a client that sends
-*changes* keeps what rounding held back and adds it to its next one: `with_held_back`.
+*changes* goes on from the rounded ones, which the server has added up.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, prefixed, under
+from ...maths.blocks import Arrays
 
 WireDtype = Literal["float16"] | None
 
 WIRE_DTYPE, FULL_DTYPES = "wire-dtype", "full-dtypes"
 START = "start"
-HELD_BACK = "held-back/"
-"""Before the names of arrays in a client's memory."""
 
 _FULL = ("f4", "f8")
 
@@ -135,36 +133,6 @@ def reduced_upload(
     dtype = _asked(config)
     keep = upload.keys() if dtype is None else kept
     return {n: a if n in keep else reduced(n, a, str(dtype)) for n, a in upload.items()}
-
-
-def with_held_back(
-    change: Arrays, before: Mapping[str, NDArray[Any]], config: Mapping[str, Any]
-) -> tuple[Arrays, Arrays]:
-    """Add to a change what rounding held back of the last one (error feedback).
-
-    The server adds changes up, so that without it every rounding would stay in its sum. Seide et
-    al., "1-bit stochastic gradient descent", Interspeech 2014.
-
-    Parameters
-    ----------
-    change : Arrays
-        What the client has to tell, by name.
-    before : mapping of str to ndarray
-        What it kept in its last round; empty where it starts.
-    config : mapping
-        The message's settings.
-
-    Returns
-    -------
-    change : Arrays
-        What to upload.
-    kept : Arrays
-        What rounding holds back of it, for the client's memory.
-    """
-    last = under(HELD_BACK, before)
-    whole = {name: array + last[name] if name in last else array for name, array in change.items()}
-    sent = reduced_upload(whole, config, ())
-    return whole, prefixed(HELD_BACK, {n: a - sent[n].astype(a.dtype) for n, a in whole.items()})
 
 
 def _asked(config: Mapping[str, Any]) -> str | None:

@@ -26,7 +26,6 @@ ROUND = PFedMeInstruction(
     outer_lr=0.25,
     local_rounds=2,
     inner_steps=2,
-    theta_start="warm",
     upload=None,
 )
 pfedme = partial(changed, ROUND)

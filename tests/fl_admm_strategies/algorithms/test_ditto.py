@@ -17,7 +17,6 @@ from numpy.testing import assert_allclose
 
 from clients import DittoClient, LocalClient
 from fl_admm_strategies import Ditto, Local
-from fl_admm_strategies.runtime.messages.seal import SEAL
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, follow
 from tests.support.federation import (
     node_of,
@@ -97,48 +96,6 @@ def test_with_many_steps_a_personal_model_solves_its_own_problem() -> None:
     v, w = run(strategy, *[ALL] * 2)
     assert w[-1] == pytest.approx(1.0, abs=1e-4)
     assert_allclose(v[-1], [1.0, 18 / 22, 32 / 24], atol=1e-4)
-
-
-# --- What stays, what travels -------------------------------------------------------------------
-
-
-def test_the_personal_models_never_leave_their_clients() -> None:
-    grid = Grid(DittoClient)
-    strategy = ditto(fraction_evaluate=1.0)
-    v, w = run(strategy, *PARTLY, ALL, grid=grid)
-    uploaded = {1: [0.19, -0.36], 2: [-0.4144, 1.8894]}
-    said: dict[int, set[str]] = {}  # by client: who trains for the first time says one more
-    for server_round, expected in uploaded.items():
-        got = sorted(grid.got_in(MessageType.TRAIN, server_round).items())
-        for (client, content), w_i in zip(got, expected, strict=True):
-            assert list(content.array_records) == ["arrays"]
-            assert_allclose(content["arrays"]["w"].numpy(), [w_i], atol=1e-12)
-            (metrics,) = content.metric_records.values()
-            first = {"initial-loss"} - said.get(client, set())
-            expected_names = {
-                "loss",
-                "personal-loss",
-                "num-examples",
-                "made-by.Ditto",
-                SEAL,
-            } | first
-            assert set(metrics) == expected_names
-            said[client] = {*metrics}
-    # No message holds a number that v_i ever was, but w^0.
-    personal = {value for own in v for value in own if value}
-    for _, _, messages in grid.sent + grid.received:
-        for message in messages:
-            for record in message.content.array_records.values():
-                for array in record.values():
-                    numbers = array.numpy().ravel()
-                    assert not [x for x in numbers if any(abs(x - y) < 1e-9 for y in personal)]
-    for server_round in (1, 2, 3):
-        for content in grid.got_in(MessageType.EVALUATE, server_round).values():
-            assert not content.array_records
-    # Client 3 had no v_i in round 1, so it evaluated the initial model that was sent along.
-    sent = grid.sent_in(MessageType.EVALUATE, 1)
-    assert {i: len(content["arrays"]) for i, content in sent.items()} == {0: 0, 1: 0, 2: 1}
-    assert len(w) == 3
 
 
 # --- Coming, going, losing ----------------------------------------------------------------------

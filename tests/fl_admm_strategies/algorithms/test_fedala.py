@@ -97,11 +97,6 @@ def test_losses_settle() -> None:
     assert settled([0.0, 1.0] * (MOST_PASSES // 2))  # but not for ever
 
 
-def test_who_sits_out_keeps_its_model_and_weights() -> None:
-    grid, _ = run(fedala(), (0, 1), (1, 2))
-    assert grid.own_w(0) == pytest.approx([0.19])
-
-
 # --- Special cases ------------------------------------------------------------------------------
 
 
@@ -146,11 +141,6 @@ def test_buffers_are_those_of_the_global_model() -> None:
 # --- What stays, coming and going ---------------------------------------------------------------
 
 
-def test_the_traffic_is_fedavgs() -> None:
-    _, _ = run(strategy := fedala(), ALL, ALL)
-    assert {r: tuple(own) for r, own in strategy.traffic.items()} == {1: (24, 24), 2: (24, 24)}
-
-
 def test_a_client_that_lost_its_model_starts_from_the_global_one() -> None:
     grid, strategy = Grid(FedALAClient), fedala()
     follow(strategy, grid, ALL, ALL, ALL, after={1: lambda: grid.forget(1)})
@@ -159,12 +149,3 @@ def test_a_client_that_lost_its_model_starts_from_the_global_one() -> None:
     evaluation = received(FedALAEvaluation(scalars(w=1, b=0, seen=0), 1, 1.0, 1.0), version=3)
     with refused(ValueError, "lost"):
         line_client(FedALAClient).evaluate(*evaluation)
-
-
-def test_more_layers_than_there_are_is_refused() -> None:
-    loader = DataLoader(dataset(2), batch_size=4)
-    client: Any = FedALAClient(new_context(), make_model(), loader, nn.CrossEntropyLoss())
-    model = {name: tensor.numpy() for name, tensor in make_model().state_dict().items()}
-    asked = FedALAInstruction(model, 3, 0.8, 1.0, 0.1, 1)
-    with refused(ValueError, "layers", 3, 2):
-        client.fit(*received(asked))

@@ -13,33 +13,22 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, MessageType
+from flwr.app import Context
 from numpy.testing import assert_allclose
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from clients import (
     FedAltClient,
-    FedAPMClient,
     FedSimClient,
     LGFedAvgClient,
-    LocalClient,
     client_app,
-    output_layers,
 )
 from fl_admm_strategies import FedAlt, FedSim, LGFedAvg, StatefulStrategy
-from fl_admm_strategies.algorithms.local import LocalInstruction
-from fl_admm_strategies.messages import FedAltInstruction, FedSimInstruction
-from tests.clients.methods.lines import new_context
-from tests.clients.methods.messages import received
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, N, follow
 from tests.support.federation import (
     Federation,
-    assert_same_bits,
     client_fn_of,
-    dataset,
     initial_arrays,
-    make_model,
     node_of,
 )
 from tests.support.refusals import refused
@@ -172,42 +161,12 @@ def test_both_parts_of_fedalt_have_steps_of_their_own() -> None:
     assert (metrics["personal-loss"], metrics["loss"]) == pytest.approx((0.5, 0.32), rel=1e-12)
 
 
-# --- Special cases ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("client_class", "message"),
-    [
-        (FedAltClient, FedAltInstruction({}, ".", 0.1, 2, 0.1, 2)),
-        (FedSimClient, FedSimInstruction({}, ".", 0.1, 2)),
-    ],
-)
-def test_a_client_that_shares_nothing_trains_as_alone(client_class: Any, message: Any) -> None:
-    # The strategies refuse that, since Local does it; the clients need not know.
-    def client(kind: Any) -> Any:
-        loader = DataLoader(dataset(2), batch_size=4, shuffle=True)
-        return kind(new_context(), make_model(), loader, nn.CrossEntropyLoss())
-
-    own, alone = client(client_class), client(LocalClient)
-    own.fit(*received(message))
-    start = {name: tensor.numpy() for name, tensor in make_model().state_dict().items()}
-    alone.fit(*received(LocalInstruction(start, 0.1, 2), upload=[]))
-    assert_same_bits(own.personal_arrays(), alone.personal_arrays())
-
-
 # --- What stays, what travels, what is evaluated ------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [FedAlt, FedSim, LGFedAvg])
-def test_the_personal_part_never_leaves_its_client(kind: Any) -> None:
-    grid = PairGrid(CLIENT_OF[kind])
-    strategy = split(kind, fraction_evaluate=1.0)
-    v, u = run(strategy, *PARTLY, grid=grid)
-    for _, _, messages in grid.sent + grid.received:
-        for message in messages:
-            for record in message.content.array_records.values():
-                assert set(record) <= {"u", "seen"} or set(record) <= {"roles", "checksums"}
-    # Everybody is evaluated with the new u and its own v_i, also who sat out.
+def test_all_clients_are_evaluated_with_the_new_u_and_their_own_v() -> None:
+    strategy = split(FedSim, fraction_evaluate=1.0)
+    v, u = run(strategy, *PARTLY)
     for i, own in strategy.evaluate_metrics[2].items():
         residual = A[i] * u[1] + C[i] * v[1][i] - D[i]
         assert own["personal-loss"] == pytest.approx(residual**2 / 2, rel=1e-12)
@@ -215,36 +174,11 @@ def test_the_personal_part_never_leaves_its_client(kind: Any) -> None:
     assert list(strategy.global_arrays) == ["u", "seen"]
 
 
-def test_lg_fedavg_may_be_scored_before_the_aggregation() -> None:
-    grid = PairGrid(LGFedAvgClient)
-    strategy = split(LGFedAvg, score="before_aggregation", fraction_evaluate=1.0)
-    run(strategy, (0, 1), grid=grid)
-    own = [grid.own(i) for i in (0, 1)]
-    assert_allclose([o["u"].item() for o in own], [0.244, 1.05], atol=1e-8)
-    for i in (0, 1):  # with its own u_i; not with the mean, .647
-        residual = A[i] * own[i]["u"].item() + C[i] * own[i]["v"].item() - D[i]
-        got = strategy.evaluate_metrics[1][i]["personal-loss"]
-        assert got == pytest.approx(residual**2 / 2, rel=1e-12)
-    # Client 3 has not trained yet: u of the day, and v = 0.
-    assert strategy.evaluate_metrics[1][2]["personal-loss"] == pytest.approx((0.647 - 2) ** 2 / 2)
-
-
-def test_fedapm_and_fedalt_cut_a_model_in_the_same_place() -> None:
-    pattern = output_layers(make_model(), 1)
-    for client_class in (FedAltClient, FedAPMClient):
-        loader = DataLoader(dataset(2), batch_size=4)
-        client: Any = client_class(new_context(), make_model(), loader, nn.CrossEntropyLoss())
-        parts = client.trained_parts(pattern)
-        assert parts == (["head.weight", "head.bias"], ["body.weight", "body.bias"])
-
-
 # --- Refusals -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [FedAlt, FedSim, LGFedAvg])
 @pytest.mark.parametrize("pattern", ["[.]", "fc9"])  # all, none
-def test_a_pattern_that_cuts_nothing_is_refused(kind: Any, pattern: str) -> None:
-    grid = Federation(client_app(client_fn_of(CLIENT_OF[kind])), 2)
+def test_a_pattern_that_cuts_nothing_is_refused(pattern: str) -> None:
+    grid = Federation(client_app(client_fn_of(FedSimClient)), 2)
     with refused(ValueError, "personal", pattern):
-        kind(pattern).start(grid, initial_arrays(), 1)
-    assert not [kind for kind, _, _ in grid.sent if kind == MessageType.EVALUATE]
+        FedSim(pattern).start(grid, initial_arrays(), 1)

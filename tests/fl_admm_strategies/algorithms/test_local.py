@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from flwr.app import ArrayRecord, MessageType, MetricRecord
+from flwr.app import MessageType
 from numpy.testing import assert_allclose
 
 from clients import LocalClient
 from fl_admm_strategies import Local
-from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, Scalar, follow
-from tests.support.refusals import refused
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, follow
 
 
 def local(**settings: Any) -> Local:
@@ -44,17 +43,6 @@ def test_the_initial_model_is_all_that_travels_and_once() -> None:
     follow(strategy, grid, (0, 1), ALL)
     # One number of 8 bytes for each client that is new to the run.
     assert {r: tuple(traffic) for r, traffic in strategy.traffic.items()} == {1: (16, 0), 2: (8, 0)}
-    sent = grid.sent_in(MessageType.TRAIN, 2)
-    got = {client: list(content["arrays"]) for client, content in sent.items()}
-    assert got == {0: [], 1: [], 2: ["w"]}
-    said: dict[int, set[str]] = {}  # by client: who trains for the first time says one more
-    for server_round in (1, 2):
-        for client, content in grid.got_in(MessageType.TRAIN, server_round).items():
-            assert [list(record) for record in content.array_records.values()] == [[]]
-            (metrics,) = content.metric_records.values()
-            first = {"initial-loss"} - said.get(client, set())
-            assert set(metrics) == {"loss", "num-examples", "made-by.Local", "upload-seal"} | first
-            said[client] = {*metrics}
 
 
 def test_the_own_models_are_evaluated_where_they_are() -> None:
@@ -75,20 +63,3 @@ def test_buffers_are_the_clients_own() -> None:
     follow(local(), grid, ALL, (0,))
     assert [grid.own(i)["seen"].item() for i in ALL] == [40, 40, 60]
     assert [grid.own(i)["steps"].item() for i in ALL] == [4, 2, 2]
-
-
-def test_a_joining_client_starts_from_the_initial_model() -> None:
-    grid = Grid(LocalClient, away=[2])
-    strategy = local()
-    follow(strategy, grid, (0, 1), ALL, after={1: grid.away.clear})
-    assert strategy.client_ids == [0, 1, 2]
-    assert_allclose(grid.own_w(*ALL), [0.3439, -0.5904, 1.92], atol=1e-8)
-
-
-def test_there_is_no_global_model() -> None:
-    strategy = local()
-    follow(strategy, Grid(LocalClient), ALL)
-    assert len(strategy.global_arrays) == 0
-    first = ArrayRecord(Scalar().state_dict())
-    with refused(ValueError, "evaluate_fn", "Local"):
-        local().start(Grid(LocalClient), first, 1, evaluate_fn=lambda *_: MetricRecord({}))
