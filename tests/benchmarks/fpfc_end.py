@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import argparse
 import csv
+import logging
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -55,7 +57,7 @@ from simulations.data.federated import ClientData, FederatedData
 from simulations.data.images import read_images
 from simulations.data.registry import load
 from simulations.problems.models import build, initialise
-from tests.benchmarks.shared import filters, prepare
+from tests.benchmarks.models import filters
 
 FIRST_LOOK, LAST_LOOK = 120, 300
 Groups = NDArray[np.int64]
@@ -607,7 +609,9 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := given.families - FAMILIES.keys() if given.families else set():
         parser.error(f"families has {sorted(unknown)}, expected some of {list(FAMILIES)}")
-    prepare()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     first, _, end = given.seeds.partition("-")
     seeds = range(int(first), int(end or first) + 1)
     all_of_them = [name for name in FAMILIES if name not in LARGE]
