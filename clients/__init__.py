@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from .methods.scaffold import SCAFFOLDClient as SCAFFOLDClient
     from .methods.sgd import SGDClient as SGDClient
     from .toolkit.data.minibatches import Minibatches as Minibatches
-    from .toolkit.data.ranking import Ranking as Ranking
     from .toolkit.data.ranking import leave_one_out as leave_one_out
     from .toolkit.data.ranking import rank as rank
     from .toolkit.data.ratings import Ratings as Ratings
@@ -73,8 +72,6 @@ if TYPE_CHECKING:
     from .toolkit.solving.curvature import Logistic as Logistic
     from .toolkit.solving.objective import LocalObjective as LocalObjective
     from .toolkit.solving.recommender import FactorRecommender as FactorRecommender
-    from .toolkit.solving.recommender import ItemRecommender as ItemRecommender
-    from .toolkit.solving.recommender import Recommender as Recommender
 
 _HOME = {
     name.name: f".{line.module}"

@@ -14,6 +14,7 @@ from .algorithms.fedavg import FedAvgInstruction as FedAvgInstruction
 from .algorithms.fedcp import FedCPInstruction as FedCPInstruction
 from .algorithms.fedease import FedEASEEvaluation as FedEASEEvaluation
 from .algorithms.fedease import FedEASEInstruction as FedEASEInstruction
+from .algorithms.fedgia import FedGiAInstruction as FedGiAInstruction
 from .algorithms.fedgia import FedGiAQuestion as FedGiAQuestion
 from .algorithms.fedmavg import FedMAvgInstruction as FedMAvgInstruction
 from .algorithms.fedmc_admm import FedMCInstruction as FedMCInstruction
@@ -35,7 +36,6 @@ from .algorithms.pfedme import PFedMeInstruction as PFedMeInstruction
 from .algorithms.scaffold import SCAFFOLDInstruction as SCAFFOLDInstruction
 from .algorithms.shared.clustered import ClusterInstruction as ClusterInstruction
 from .algorithms.shared.completion import FedMCFactors as FedMCFactors
-from .algorithms.shared.consensus import ConsensusInstruction as ConsensusInstruction
 from .algorithms.shared.consensus import ProximalInstruction as ProximalInstruction
 from .algorithms.shared.models import OwnModelEvaluation as OwnModelEvaluation
 from .algorithms.shared.split import SplitEvaluation as SplitEvaluation

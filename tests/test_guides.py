@@ -159,7 +159,7 @@ def test_recommender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
     for snippet in snippets("recommender.md"):
         exec(snippet, names)
     assert names["result"].evaluate_metrics_clientapp[1]["ndcg"] > 0
-    model, liked = names["Recommender"].load("items.safetensors"), names["liked"]
+    model, liked = names["model"], names["liked"]
     kinds = np.array([kind[int(item[1:])] for item in names["catalogue"]])
     assert np.mean(kinds[model.similar_items(liked, 5)] == kinds[liked]) > 0.7
     best = model.recommend([liked], [5.0], n=5)

@@ -57,5 +57,5 @@ class FedALSClient(CompletionClient[FedALSInstruction]):
         upload, kept = self.as_sent(change, config), solver.kept(users)
         if WIRE_DTYPE in config:  # what is in the server's sums is not what the users' factors give
             kept |= {SUMMED + name: array + summed.get(name, 0.0) for name, array in upload.items()}
-        self.keep(config, kept)
+        self.memory.keep(config, kept)
         return upload, {"loss": solver.loss(users, items) / self.train_size()}

@@ -7,18 +7,23 @@ arXiv:2205.01438, which are not elementwise.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_admm_strategies import FedGiA
-from fl_admm_strategies.algorithms.fedgia import CURVATURE, MESSAGE, FedGiAQuestion, FedGiARule
-from fl_admm_strategies.algorithms.shared.consensus import ConsensusInstruction
+from fl_admm_strategies.algorithms.fedgia import (
+    CURVATURE,
+    MESSAGE,
+    FedGiAInstruction,
+    FedGiAQuestion,
+    FedGiARule,
+)
 from fl_admm_strategies.maths.blocks import Arrays, prefixed
 
+from ..toolkit.round.base import MethodClient
 from ..toolkit.round.linear import LinearClient
-from ..toolkit.round.mirror import MirrorClient
 from ..toolkit.solving.curvature import Gram, Vector
 from ..toolkit.solving.steps import Reply, Scalars
 
@@ -71,11 +76,11 @@ def admm_steps(
     return x - moved, rest - gradient
 
 
-class GradientClient(MirrorClient):
+class GradientClient(MethodClient[FedGiAInstruction]):
     """What the two clients share: a round is one gradient."""
 
     strategy = FedGiA
-    instruction: ClassVar[Any] = ConsensusInstruction
+    instruction = FedGiAInstruction
     closed_form = "its local steps are a formula of one gradient"
 
     @abstractmethod
@@ -91,20 +96,17 @@ class GradientClient(MirrorClient):
         asked = FedGiAQuestion.decode(parameters, config)
         return [], self.train_size(), {CURVATURE: self.measure_curvature(asked, config)}
 
-    def train(self, asked: ConsensusInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
-        """Upload grad f_i(x), in the arrays of the model, or the change of z_i.
+    def train(self, asked: FedGiAInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Upload grad f_i(x), in the arrays of the model.
 
         Metrics: ``loss``, f_i(x).
         """
         loss, gradient = self.loss_and_gradient(asked.model)
         self.initial_loss = loss
-        upload = asked.model | gradient
-        if asked.duals == "client":  # else the strategy alone needs the row
-            upload = self.end(self.turn(asked, config), upload, {}, config)
-        return upload, {"loss": loss}
+        return asked.model | gradient, {"loss": loss}
 
 
-class FedGiALinearClient(GradientClient, LinearClient[ConsensusInstruction]):
+class FedGiALinearClient(GradientClient, LinearClient[FedGiAInstruction]):
     """Client of `FedGiA` with a linear model over a data matrix, in float64 and closed form.
 
     Serves both choices of H_i in Table II. Parameters are those of `LinearClient`.
@@ -130,8 +132,8 @@ class FedGiALinearClient(GradientClient, LinearClient[ConsensusInstruction]):
         self.vector(asked.model)
         return self.problem.largest_curvature()
 
-    def train(self, asked: ConsensusInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
-        """Upload grad f_i(x), or the change of z_i; with the Gram matrix grad f_i(x) and z_i."""
+    def train(self, asked: FedGiAInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Upload grad f_i(x), with the Gram matrix z_i as well."""
         upload, metrics = super().train(asked, config)
         rule = FedGiARule.read(asked.rule)
         if rule.gram:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fl_admm_strategies.algorithms.fedgia import FedGiAQuestion
-from fl_admm_strategies.algorithms.shared.consensus import ConsensusInstruction
+from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction, FedGiAQuestion
 from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.models.arrays import to_array
@@ -15,7 +14,7 @@ from ..toolkit.solving.steps import Scalars
 from .fedgia import GradientClient
 
 
-class FedGiAClient(GradientClient, TorchClient[ConsensusInstruction]):
+class FedGiAClient(GradientClient, TorchClient[FedGiAInstruction]):
     """Client of `FedGiA` with any PyTorch model: H_i = r_i I (FedGiA_D).
 
     r_i is estimated by `largest_curvature` at the initial model; the loss must be differentiable

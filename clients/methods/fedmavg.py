@@ -47,7 +47,7 @@ class GradientStepsClient(CompletionClient[Asked]):
         length = 1 / largest_eigenvalue(items)
         for _ in range(asked.user_steps):
             users = users - length * (residual.user_gradient(users, items) + self.lam * users)
-        self.keep(config, {USERS: users})
+        self.memory.keep(config, {USERS: users})
         return residual, users, items
 
 

@@ -19,7 +19,7 @@ from fl_admm_strategies.messages import FedMCInstruction
 from ..toolkit.round.completion import LEAST_LIPSCHITZ, CompletionClient, Residual
 from ..toolkit.round.mirror import MirrorClient
 from ..toolkit.solving.factors import USERS, FactorSolver
-from ..toolkit.solving.steps import Reply, Scalars
+from ..toolkit.solving.steps import Scalars
 
 
 def user_steps(
@@ -137,12 +137,6 @@ class FedMCADMMClient(MirrorClient, CompletionClient[FedMCInstruction]):
     instruction: ClassVar[Any] = FedMCInstruction
     resent = False  # the strategy does not have U_i
 
-    def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
-        """Return which items are rated here."""
-        rated = np.zeros(self.train_ratings.num_items, np.bool_)
-        rated[self.train_ratings.items] = True
-        return [rated], self.train_size(), {}
-
     def train(self, asked: FedMCInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
         """Take both minimisers, or N steps on U_i, then N on W_i, pulled to where the rule says.
 
@@ -150,8 +144,7 @@ class FedMCADMMClient(MirrorClient, CompletionClient[FedMCInstruction]):
         client alone holds its variables. Metrics: ``loss``, f_i for each training rating at the new
         factors.
         """
-        ratings = self.train_ratings.of_rated_items() if asked.rated_only else self.train_ratings
-        v, turn = self.checked(asked.model, ratings), self.turn(asked, config)
+        ratings, v, turn = self.train_ratings, self.checked(asked.model), self.turn(asked, config)
         point, weight = turn.rule.pull(turn.row, turn.w)
         anchor, start = (
             np.ascontiguousarray(vector.reshape(v.shape).T)
@@ -173,6 +166,4 @@ class FedMCADMMClient(MirrorClient, CompletionClient[FedMCInstruction]):
                 "The steps diverged: W_i is not finite. Try a larger beta or a smaller init_scale."
             )
         upload = dict.fromkeys(asked.model, np.ascontiguousarray(items.T.astype(v.dtype)))
-        upload = self.end(turn, upload, kept, config)
-        self.forget_evaluation()
-        return upload, {"loss": loss / self.train_size()}
+        return self.end(turn, upload, kept, config), {"loss": loss / self.train_size()}

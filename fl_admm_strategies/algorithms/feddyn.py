@@ -9,6 +9,7 @@ is `clients.FedDynClient`.
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import ClassVar
 
 from ..maths.checks import Positive
@@ -44,14 +45,8 @@ class FedDyn(FedADMM):
 
     alpha: Positive | None = None
     duals: Duals = "client"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.published or self.rho is not None:
-            raise ValueError(
-                f"published is {self.published} and rho is {self.rho}, expected neither: FedDyn's "
-                "paper has FedADMM's default form, and rho is alpha. Give alpha."
-            )
+    rho: Positive | None = field(init=False, default=None)
+    published: bool = field(init=False, default=False)
 
     @property
     def seeks_step_sum(self) -> bool:

@@ -31,7 +31,7 @@ from ..runtime.algorithm import Phase
 from ..runtime.messages.records import Metrics, Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.uploads import Upload
-from .shared.completion import ranking_means, without_sums
+from .shared.completion import pooled
 from .shared.totals import Totals, TotalsStrategy
 
 
@@ -190,4 +190,4 @@ class FedEASE(TotalsStrategy):
 
     def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
         """Return the mean loss, and how well items are ranked for all users together."""
-        return without_sums({**means, **ranking_means(clients)}) if phase == "evaluate" else means
+        return pooled(clients, means) if phase == "evaluate" else means

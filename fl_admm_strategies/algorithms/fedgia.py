@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -29,10 +30,11 @@ from ..runtime.algorithm import Handshake, MembersChange, Phase
 from ..runtime.callbacks import StopRule
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.trust.means import largest_reported, those_too_large, too_large
 from ..runtime.trust.validation import LARGEST
 from ..runtime.uploads import Upload
-from .shared.consensus import ConsensusInstruction, ConsensusMethod, ConsensusState
+from .shared.base import Duals
+from .shared.consensus import ConsensusMethod, ConsensusState
+from .shared.curvature import check_curvature, too_large_curvatures
 from .shared.rule import Row, Rule
 
 CURVATURE = "curvature"
@@ -95,7 +97,7 @@ class FedGiARule(Rule):
 
 @dataclass
 class SeenCurvature:
-    """The curvature of f between the points of a run.
+    """The curvature of f between the points of a run, over the mean of the r_i.
 
     Attributes
     ----------
@@ -104,14 +106,15 @@ class SeenCurvature:
     count : int
         How many were known since the set of clients last changed.
     largest, expected : float
-        The largest curvature between two such points so far, and what is expected of the next.
+        The largest curvature between two such points so far, at least 1, and what is expected of
+        the next.
     """
 
     gradient: NDArray[np.float64]
     point: NDArray[np.float64]
     count: int = 0
-    largest: float = 0.0
-    expected: float = 0.0
+    largest: float = 1.0
+    expected: float = 1.0
 
     def compare(self, gradient: NDArray[Any], point: NDArray[Any], bound: float) -> None:
         """Take in a gradient and its point; `bound` is the mean of the r_i."""
@@ -119,16 +122,12 @@ class SeenCurvature:
         if self.count:
             distance = float(np.linalg.norm(point - self.point))
             change = float(np.linalg.norm(gradient - self.gradient))
-            before = self.largest = max(self.largest, bound)
+            before = self.largest
             if distance > _SMALLEST_STEP * float(np.linalg.norm(point)):
-                self.largest = max(before, change / distance)
+                self.largest = max(before, change / distance / bound)
             # The next round is sent before the effect of this round's step is known.
             self.expected = self.largest * min(self.largest / before, _MOST_GROWTH)
         self.gradient, self.point, self.count = gradient, point, self.count + 1
-
-    def rescale(self, ratio: float) -> None:
-        """Go on with another f, which is `ratio` times as curved: no gradient is comparable."""
-        self.count, self.largest, self.expected = 0, self.largest * ratio, self.expected * ratio
 
 
 @dataclass(kw_only=True)
@@ -148,6 +147,14 @@ class FedGiAState(ConsensusState):
     seen: SeenCurvature
     objective: float = math.nan
     squared_gradient: float = math.nan
+
+
+@dataclass(frozen=True)
+class FedGiAInstruction(Instruction):
+    """What a client gets: x, and the text of its rule, the numbers of its steps."""
+
+    model: Arrays
+    rule: str
 
 
 @dataclass(frozen=True)
@@ -185,9 +192,7 @@ class FedGiA(ConsensusMethod):
         s, the share of clients in the inexact ADMM group, ceil(s m) of them, drawn anew every
         round; the others take the gradient step.
     **base
-        The parameters of `ConsensusMethod`. There is the paper's form alone. With
-        ``duals="client"`` the gradients are not known here, so that without a `t` sigma stays at
-        twice the mean of the r_i over m.
+        The parameters of `StatefulStrategy`. There is the paper's form alone, with the duals here.
 
     Notes
     -----
@@ -214,7 +219,7 @@ class FedGiA(ConsensusMethod):
     paper: ClassVar = "Zhou, Li, IEEE TSP 71, 2023, arXiv:2205.01438"
     kinds: ClassVar = {"global": "one global model"}
     rule: ClassVar = FedGiARule
-    message_type: ClassVar = ConsensusInstruction
+    message_type: ClassVar = FedGiAInstruction
     default_norm = None  # the paper's form is the only one: far uploads are refused in it too
     upload = Upload("statistic")  # a gradient
 
@@ -222,20 +227,12 @@ class FedGiA(ConsensusMethod):
     hessian: Literal["diagonal", "gram"] = "diagonal"
     local_steps: Count = 5
     fraction_admm: Fraction = 0.5
-    published: bool = True
+    published: bool = field(init=False, default=True)
+    duals: Duals = field(init=False, default="strategy")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._group, self._sigma = set[int](), math.nan  # of the round that is sent last
-        if not self.published:
-            raise ValueError(
-                "published is False, expected True: FedGiA has the paper's form alone."
-            )
-        if self.hessian == "gram" and self.duals == "client":
-            raise ValueError(
-                "duals is 'client', expected 'strategy' with hessian='gram': its clients keep pi_i "
-                "in any case and upload z_i. Leave it out."
-            )
 
     def init_state(self, arrays: Arrays) -> FedGiAState:
         """Start with z_i = x^0 and pi_i = 0 for every client."""
@@ -253,27 +250,18 @@ class FedGiA(ConsensusMethod):
     def handshake(self, client_ids: Sequence[int]) -> Handshake[ClientInstruction]:
         """Ask clients for their r_i, at the global model."""
         question = FedGiAQuestion(self.global_model(), self.hessian).encode()
-        return Handshake(dict.fromkeys(client_ids, question), check=self._those_too_large)
+        check = partial(too_large_curvatures, CURVATURE)
+        return Handshake(dict.fromkeys(client_ids, question), check=check)
 
     def new_client(self, client_id: int, reply: Reply | None) -> dict[str, Any]:
         """Start with z_i = x, pi_i = 0 and r_i as it was reported."""
         own = super().new_client(client_id, reply)
         if reply is None:
             return own
-        curvature = reply.metrics.get(CURVATURE, math.nan)
-        if not 1 / LARGEST <= curvature <= LARGEST:  # else gradients over sigma may overflow
-            raise ValueError(
-                f"The curvature that client {client_id} reported is {curvature}, expected "
-                f"{1 / LARGEST:g} to {LARGEST:g}."
-            )
-        if curvature > largest_reported(self.state.clients.column(CURVATURE)):
-            raise ValueError(too_large(CURVATURE, curvature))
+        known = self.state.clients.column(CURVATURE)
+        # A smaller curvature may make gradients over sigma overflow.
+        curvature = check_curvature(CURVATURE, client_id, reply, known, least=1 / LARGEST)
         return own | {CURVATURE: curvature}
-
-    def _those_too_large(self, replies: Mapping[int, Reply]) -> dict[int, str]:
-        """Return the clients with an r_i so large that sigma, by the largest, stops the run."""
-        said = {c: reply.metrics.get(CURVATURE, math.nan) for c, reply in replies.items()}
-        return those_too_large(CURVATURE, said)
 
     @property
     def penalty(self) -> float:
@@ -291,7 +279,7 @@ class FedGiA(ConsensusMethod):
         if not len(curvature):
             return math.nan
         if self.t is None:
-            return 2 * max(float(curvature.mean()), float(self.state.seen.expected)) / m
+            return 2 * float(curvature.mean()) * float(self.state.seen.expected) / m
         return self.t * float(curvature.max()) / m
 
     # ------------------------------------------------------------------------------------------
@@ -312,7 +300,11 @@ class FedGiA(ConsensusMethod):
     def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return x; draw the ADMM group of the round, and keep its sigma."""
         self._group, self._sigma = self.admm_group(server_round), self.sigma
-        return super().shared_fields(server_round)
+        return {"model": self.global_model()}
+
+    def client_fields(self, client_id: int) -> dict[str, Any]:
+        """Return a client's rule; it needs no row."""
+        return {"rule": self.rule_of(client_id).text()}
 
     def rule_of(self, client_id: int) -> FedGiARule:
         """Return a client's rule; one that is joining takes the gradient step, which finds pi_i."""
@@ -347,8 +339,6 @@ class FedGiA(ConsensusMethod):
         if len(replies) < len(self.client_ids):
             return
         state.objective = float(np.mean(losses))
-        if self.duals == "client":
-            return
         gradient = np.zeros(self._block.size)
         for reply in replies.values():
             gradient += self._block.vector(reply.arrays)
@@ -358,15 +348,10 @@ class FedGiA(ConsensusMethod):
         state.seen.compare(gradient, state.point, bound)
 
     def members_changed(self, change: MembersChange) -> None:
-        """Expect of the new f what was seen of the last one, in the proportion of their r_i."""
+        """Compare no gradient of the new f with one of the last."""
         super().members_changed(change)
-        curvature = self.state.clients.column(CURVATURE)
-        if change.joined:
-            rows = [self.membership.row(client) for client in change.joined]
-            self.state.seen.rescale(float(curvature.mean() / np.delete(curvature, rows).mean()))
-        elif change.left:
-            rest = np.delete(curvature, change.rows)
-            self.state.seen.rescale(float(rest.mean() / curvature.mean()))
+        if change.joined or change.left:
+            self.state.seen.count = 0
 
     # ------------------------------------------------------------------------------------------
     # Results

@@ -26,26 +26,21 @@ from ..maths.checks import Count, Positive
 from ..runtime.algorithm import OnClient
 from .fedadmm import FedADMMRule
 from .shared.completion import ExactCompletion
-from .shared.consensus import ConsensusInstruction
-from .shared.rated import RatedRows
+from .shared.consensus import ConsensusInstruction, ConsensusMethod
 
 
 @dataclass(frozen=True)
 class FedMCInstruction(ConsensusInstruction):
-    """What a client gets beside its rule: what draws its U_i^0, and what its steps are.
-
-    Where `rated_only`, all arrays are of the items that the client rated.
-    """
+    """What a client gets beside its rule: what draws its U_i^0, and what its steps are."""
 
     factor_seed: int
     factor_scale: float
     inner_steps: int
     feedback: str
     confidence: float
-    rated_only: bool = False
 
 
-class FedMCADMM(RatedRows, ExactCompletion):
+class FedMCADMM(ConsensusMethod, ExactCompletion):
     """Federated matrix completion by ADMM (FedMC-ADMM).
 
     A client's two steps in a round are the minimisers in U_i, at V, and in W_i, with biases of
@@ -68,7 +63,7 @@ class FedMCADMM(RatedRows, ExactCompletion):
         N, with ``published=True``: proximal gradient steps of a client on each of its two blocks in
         a round.
     **base
-        The parameters of `RatedRows` (u_i, w and pi_i are W_i, V and Y_i here) and of
+        The parameters of `ConsensusMethod` (u_i, w and pi_i are W_i, V and Y_i here) and of
         `ExactCompletion`; `init_scale` is for ``published=True``.
 
     Notes
@@ -115,16 +110,10 @@ class FedMCADMM(RatedRows, ExactCompletion):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.published and (self.feedback, self.rows) != ("explicit", "all"):
+        if self.published and self.feedback != "explicit":
             raise ValueError(
-                f"feedback is {self.feedback!r} and rows is {self.rows!r}, expected 'explicit' and "
-                "'all' with published=True, the paper's iteration. Leave out one of the two."
-            )
-        if self.rows == "rated" and (self.duals, self.feedback) != ("strategy", "explicit"):
-            raise ValueError(
-                f"rows is 'rated' with duals={self.duals!r} and feedback={self.feedback!r}, "
-                "expected 'strategy' and 'explicit': the strategy follows what clients did not "
-                "rate, and without stars every item counts for every client. Give rows='all'."
+                f"feedback is {self.feedback!r}, expected 'explicit' with published=True, the "
+                "paper's iteration. Leave out one of the two."
             )
 
     @property
@@ -133,10 +122,9 @@ class FedMCADMM(RatedRows, ExactCompletion):
         return not self.published
 
     @property
-    def in_evaluations(self) -> dict[str, Any]:
-        """What the clients solve for; with ``rows="rated"`` that they do not keep V."""
-        rated = {"rated_only": self.rows == "rated"}
-        return rated if self.published else rated | super().in_evaluations
+    def minimisers(self) -> dict[str, Any]:
+        """What the clients solve for."""
+        return {} if self.published else super().minimisers
 
     @property
     def has_biases(self) -> bool:
@@ -170,7 +158,7 @@ class FedMCADMM(RatedRows, ExactCompletion):
     @property
     def item_factors(self) -> NDArray[Any]:
         """V, shape (r, n)."""
-        return self._v
+        return np.asarray(self.state.w.reshape(self._shape))
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return V; the users' factors are private to their client."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,10 +29,9 @@ from ..maths.regularizers import squared_l2_weight
 from ..runtime.algorithm import Handshake, Phase
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.trust.means import largest_reported, those_too_large, too_large
-from ..runtime.trust.validation import LARGEST
 from ..runtime.uploads import Upload
 from .shared.completion import CompletionStrategy, FedMCFactors
+from .shared.curvature import check_curvature, too_large_curvatures
 
 CURVATURE = "user-curvature"
 """The metric of a reply with lambda_i, a bound on the curvature of f_i in V."""
@@ -109,7 +109,7 @@ class FedMGS(CompletionStrategy):
     def handshake(self, client_ids: Sequence[int]) -> Handshake[FedMCFactors]:
         """Ask for G_i and lambda_i at the start."""
         questions = self.evaluate_instructions(0, client_ids)
-        return Handshake(questions, self.upload_spec(), self._those_too_large)
+        return Handshake(questions, self.upload_spec(), partial(too_large_curvatures, CURVATURE))
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Start with G_i and lambda_i as they were reported."""
@@ -121,19 +121,7 @@ class FedMGS(CompletionStrategy):
 
     def check_reply(self, client_id: int, reply: Reply) -> None:
         """Raise ValueError if lambda_i is none, or far above those of the others."""
-        curvature = reply.metrics.get(CURVATURE, math.nan)
-        if not 0 <= curvature <= LARGEST:
-            raise ValueError(
-                f"client {client_id} reported the {CURVATURE} {curvature}, expected 0 to "
-                f"{LARGEST:g}. Do its ratings and init_scale fit in size?"
-            )
-        if curvature > largest_reported(self.state.clients.column("curvature")):
-            raise ValueError(too_large(CURVATURE, curvature))
-
-    def _those_too_large(self, replies: Mapping[int, Reply]) -> dict[int, str]:
-        """Return the clients with a lambda_i so large that c_V, the mean, would stop the run."""
-        said = {c: reply.metrics.get(CURVATURE, math.nan) for c, reply in replies.items()}
-        return those_too_large(CURVATURE, said)
+        check_curvature(CURVATURE, client_id, reply, self.state.clients.column("curvature"))
 
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
         """Measure a gradient from 0."""

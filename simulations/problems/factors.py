@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,7 +10,7 @@ from flwr.app import ArrayRecord
 from pydantic import Field
 
 from fl_admm_strategies import FedEASE, initial_item_factors, initial_item_weights
-from fl_admm_strategies.algorithms.shared.completion import ranking_means
+from fl_admm_strategies.algorithms.shared.completion import pooled
 
 from ..data import RatingsData
 from ..settings.section import Section
@@ -106,10 +105,5 @@ class FactorProblem(Problem):
 
         The one model there is, users' and items' factors together, is the main kind.
         """
-        if self.settings.model.headline == "ndcg":
-            value = ranking_means(clients)["ndcg"]
-        else:
-            total = math.fsum(reported["squared-error"] for reported in clients.values())
-            count = math.fsum(reported["test-ratings"] for reported in clients.values())
-            value = math.sqrt(total / count)
+        value = pooled(clients, {})[self.settings.model.headline]
         return ModelScores({next(iter(kinds.values())): ScoreSummary(mean=value)})

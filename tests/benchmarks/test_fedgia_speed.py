@@ -16,8 +16,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from clients import FedGiALinearClient, LeastSquares
-from fl_admm_strategies.algorithms.fedgia import FedGiARule
-from fl_admm_strategies.algorithms.shared.consensus import ConsensusInstruction
+from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction, FedGiARule
 from tests.clients.methods.messages import received
 
 SIZES = [
@@ -41,7 +40,7 @@ def test_client_round(benchmark, rows, columns, hessian, steps, fresh):
     loss = LeastSquares(data, targets)
     curvature = loss.largest_curvature()
     rule = FedGiARule(True, curvature, 0.15 * curvature / 64, 64, steps, hessian == "gram")
-    instruction = ConsensusInstruction({"x": x}, {}, rule.text(), "strategy", ["x"])
+    instruction = FedGiAInstruction({"x": x}, rule.text())
     upload = ["x", "message/x"] if hessian == "gram" else ["x"]
     parameters, config = received(instruction, upload=upload)
 

@@ -31,8 +31,6 @@ from fl_admm_strategies import (
     Ditto,
     FedADMM,
     FedAvg,
-    FedMCADMM,
-    SquaredL2,
     StatefulStrategy,
 )
 from fl_admm_strategies.runtime.messages.noise import with_noise
@@ -321,7 +319,6 @@ def test_what_does_not_go_with_it_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         (FLAME(weights="size", duals="client", privacy=DP), FLAMEClient, "weights"),
         (FedADMM(duals="client", wire_dtype="float16", privacy=DP), FedADMMClient, "wire_dtype"),
         (FedADMM(duals="client", privacy=LOCAL), FedADMMClient, "duals"),
-        (FedMCADMM(SquaredL2(0.1), rows="rated", privacy=DP), FedADMMClient, "statistics"),
     ],
     ids=lambda value: "",
 )

@@ -210,13 +210,6 @@ CASES = [
         partial(fedmc, REGULARIZER, feedback="implicit", duals="client"),
         variant=True,
     ),
-    completed(
-        "FedMC-ADMM-rated",
-        partial(fedmc, REGULARIZER, rows="rated"),
-        keeps=False,
-        shakes_hands=True,
-        variant=True,
-    ),
     form(
         "FedGiA",
         partial(library.FedGiA, t=0.5, local_steps=3),

@@ -1,4 +1,4 @@
-"""How well items are ranked for users: hit rate, precision, recall, NDCG and coverage at k.
+"""How well items are ranked for users: hit rate, precision, recall and NDCG at k.
 
 The protocol is the whole one: for every user all items are ranked that are not among the user's
 training ratings, never a sample of candidates (Krichene, Rendle, KDD 2020, show what samples do).
@@ -8,8 +8,6 @@ or more, or, with `leave_one_out`, one each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -18,46 +16,6 @@ from fl_admm_strategies.maths.checks import check_count
 from .ratings import Ratings
 
 Scores = NDArray[np.floating]
-
-
-@dataclass(frozen=True, eq=False)
-class Ranking:
-    """Sums over users who have something relevant in their test ratings; those of clients add up.
-
-    Attributes
-    ----------
-    users : int
-        How many these are; no other user counts.
-    hits, precision, recall, ndcg : float
-        Sums of: 1 where something relevant is among the first k; the relevant share of the k; the
-        share of the relevant that is among them; and the normalised discounted cumulative gain,
-        sum 1/log2(1 + place) over the relevant places, over the largest there could be.
-    listed : ndarray of bool, shape (n,)
-        Whether an item is among the first k of any user, whether that user counts or not.
-    """
-
-    users: int
-    hits: float
-    precision: float
-    recall: float
-    ndcg: float
-    listed: NDArray[np.bool_]
-
-    def __add__(self, other: Ranking) -> Ranking:
-        # Of booleans + is "or".
-        return Ranking(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def means(self) -> dict[str, float]:
-        """Return ``hr``, ``precision``, ``recall``, ``ndcg``, means over users, and ``coverage``.
-
-        Coverage is the share of all items that are listed for anybody. Without a user who counts
-        the means are NaN.
-        """
-        sums = {"hr": self.hits, "precision": self.precision, "recall": self.recall}
-        sums["ndcg"] = self.ndcg
-        count = self.users or np.nan
-        means = {name: float(total / count) for name, total in sums.items()}
-        return means | {"coverage": float(self.listed.mean())}
 
 
 def top_items(scores: Scores, seen: ArrayLike, n: int) -> NDArray[np.int64]:
@@ -78,7 +36,7 @@ def top_items(scores: Scores, seen: ArrayLike, n: int) -> NDArray[np.int64]:
 
 def rank(
     scores: Scores, train: Ratings, test: Ratings, *, k: int = 10, relevant: float = -np.inf
-) -> Ranking:
+) -> dict[str, float]:
     """Rank all items for every user and compare the first k with the test ratings.
 
     Parameters
@@ -91,6 +49,15 @@ def rank(
         Length of the lists.
     relevant : float (default: -infinity)
         The least value that makes a test rating relevant, 4 stars, say.
+
+    Returns
+    -------
+    dict
+        ``ranked-users``: how many users have something relevant in their test ratings; no other
+        user counts. Sums over these, of 1 where something relevant is among the first k, ``hits``;
+        of the relevant share of the k, ``precisions``; of the share of the relevant that is among
+        them, ``recalls``; and of the normalised discounted cumulative gain, ``ndcgs``: the sum of
+        1/log2(1 + place) over the relevant places, over the largest there could be.
 
     Raises
     ------
@@ -122,16 +89,13 @@ def rank(
     gains = 1 / np.log2(np.arange(2, k + 2))
     largest = np.cumsum(gains)[np.minimum(count, k)[counts] - 1]
     found = found[counts]
-    listed = np.zeros(shape[1], np.bool_)
-    listed[top[shown]] = True
-    return Ranking(
-        int(counts.sum()),
-        float(found.any(axis=1).sum()),
-        float(found.mean(axis=1).sum()),
-        float((found.sum(axis=1) / count[counts]).sum()),
-        float((found @ gains / largest).sum()),
-        listed,
-    )
+    return {
+        "ranked-users": int(counts.sum()),
+        "hits": float(found.any(axis=1).sum()),
+        "precisions": float(found.mean(axis=1).sum()),
+        "recalls": float((found.sum(axis=1) / count[counts]).sum()),
+        "ndcgs": float((found @ gains / largest).sum()),
+    }
 
 
 def leave_one_out(

@@ -14,8 +14,14 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 
-def _integers(name: str, values: ArrayLike, below: int) -> NDArray[np.int32]:
-    """Return indices below `below` as int32, or say which entry is none."""
+def check_indices(name: str, values: ArrayLike, below: int) -> NDArray[np.int32]:
+    """Return indices below `below` as int32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is none.
+    """
     given = np.asarray(values)
     if not np.issubdtype(given.dtype, np.integer):
         raise TypeError(f"{name} has dtype {given.dtype}, expected integers.")
@@ -23,7 +29,7 @@ def _integers(name: str, values: ArrayLike, below: int) -> NDArray[np.int32]:
     if len(wrong):
         raise ValueError(
             f"{name}[{wrong[0]}] is {given[wrong[0]]}, expected 0 to {below - 1}; {len(wrong)} "
-            f"entries are outside. Number what is rated from 0 and check num_{name}."
+            "entries are outside. Number users and items from 0 and check how many there are."
         )
     return given.astype(np.int32)
 
@@ -80,8 +86,8 @@ class Ratings:
             )
         if shapes[0] == (0,):
             raise ValueError("There is no rating: expected at least one.")
-        users = _integers("users", self.users, self.num_users)
-        items = _integers("items", self.items, self.num_items)
+        users = check_indices("users", self.users, self.num_users)
+        items = check_indices("items", self.items, self.num_items)
         values = np.asarray(self.values, dtype=np.float64)
         wrong = np.flatnonzero(~np.isfinite(values))
         if len(wrong):
@@ -141,11 +147,6 @@ class Ratings:
         in_test = np.zeros(len(self), dtype=bool)
         in_test[rng.choice(len(self), num_test, replace=False)] = True
         return self.select(~in_test), self.select(in_test)
-
-    def of_rated_items(self) -> Ratings:
-        """Return the same ratings with only the items that have one, numbered in their order."""
-        rated, items = np.unique(self.items, return_inverse=True)
-        return Ratings(self.users, items, self.values, self.num_users, len(rated))
 
     def to_csr(self) -> csr_matrix:
         """Return the ratings as a sparse matrix, shape (num_users, num_items).

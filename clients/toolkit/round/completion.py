@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 
-from fl_admm_strategies.algorithms.shared.completion import RANKED, FedMCFactors
+from fl_admm_strategies.algorithms.shared.completion import FedMCFactors
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_count, check_positive
 from fl_admm_strategies.maths.regularizers import Regularizer, check_regularizer, squared_l2_weight
@@ -25,7 +25,7 @@ from fl_admm_strategies.runtime.messages.records import from_array_record, to_ar
 from fl_admm_strategies.runtime.messages.schema import Instruction
 
 from ..data.ranking import rank, top_items
-from ..data.ratings import Ratings
+from ..data.ratings import Ratings, check_indices
 from ..solving.factors import ITEMS, MEAN, USERS, FactorModel, FactorSolver
 from ..solving.steps import Scalars
 from .base import MethodClient
@@ -128,7 +128,7 @@ class RatingsClient(MethodClient[Asked]):
         return len(self.train_ratings)
 
     def ranking_metrics(self, scores: Callable[[], NDArray[Any]]) -> Scalars:
-        """Return this client's sums, of which the strategy makes means over the users of all.
+        """Return the sums of `rank`, of which the strategy makes means over the users of all.
 
         Parameters
         ----------
@@ -138,20 +138,9 @@ class RatingsClient(MethodClient[Asked]):
         """
         if self.rank_at is None or self.test_ratings is None:
             return {}
-        ranking = rank(
-            scores(),
-            self.train_ratings,
-            self.test_ratings,
-            k=self.rank_at,
-            relevant=(self.relevant - self.mean) / self.std,
-        )
-        return {
-            RANKED: ranking.users,
-            "hits": ranking.hits,
-            "precisions": ranking.precision,
-            "recalls": ranking.recall,
-            "ndcgs": ranking.ndcg,
-        }
+        relevant = (self.relevant - self.mean) / self.std
+        train, test = self.train_ratings, self.test_ratings
+        return {**rank(scores(), train, test, k=self.rank_at, relevant=relevant)}
 
     def seen_by(self, user: int) -> NDArray[np.int32]:
         """Return the items of a user's training ratings.
@@ -161,10 +150,8 @@ class RatingsClient(MethodClient[Asked]):
         TypeError, ValueError
             If there is no such user.
         """
-        check_count("user", user, least=0)
         ratings = self.train_ratings
-        if user >= ratings.num_users:
-            raise ValueError(f"user is {user}, expected 0 to {ratings.num_users - 1}.")
+        check_indices("user", [user], ratings.num_users)
         return np.asarray(ratings.items[ratings.users == user])
 
 
@@ -217,10 +204,10 @@ class CompletionClient(RatingsClient[Asked]):
         size = (self.train_ratings.num_users, len(factors))
         return rng.uniform(0, asked.factor_scale, size).astype(factors.dtype)
 
-    def checked(self, arrays: Arrays, ratings: Ratings | None = None) -> NDArray[Any]:
-        """Return the one array of a message, of shape (r, n), for all or some of the ratings."""
+    def checked(self, arrays: Arrays) -> NDArray[Any]:
+        """Return the one array of a message, of shape (r, n)."""
         (items,) = arrays.values()
-        known = (ratings or self.train_ratings).num_items
+        known = self.train_ratings.num_items
         if items.ndim != 2 or items.shape[1] != known:
             raise ValueError(
                 f"The server's items' factors have shape {items.shape}, but this client's ratings "
@@ -228,15 +215,6 @@ class CompletionClient(RatingsClient[Asked]):
                 "initial_item_factors must number the same items."
             )
         return items
-
-    def keep(self, config: Scalars, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what came out of a round: U_i, and what else the method has."""
-        self.memory.keep(config, arrays)
-        self.forget_evaluation()
-
-    def forget_evaluation(self) -> None:
-        """Let the factors of the last training be those of `personal_arrays`."""
-        self.context.state.pop(_EVALUATED, None)
 
     # ------------------------------------------------------------------------------------------
     # Evaluation
@@ -252,36 +230,23 @@ class CompletionClient(RatingsClient[Asked]):
         num_examples : int
             Number of training ratings, so that a client without test ratings counts in the loss.
         metrics : dict
-            ``test-ratings``, their number, 0 with implicit feedback, which predicts no stars;
-            ``squared-error``, the sum over them, and, where there are any, ``rmse``, both in stars;
-            with a `std` also ``scaled-squared-error``, in the unit of the ratings.
-            ``user-entries``, ``user-nonzeros``: those of U_i. With a `rank_at` those of
-            `ranking_metrics`.
+            With test ratings ``test-ratings``, their number, and ``squared-error``, the sum over
+            them, in stars; not with implicit feedback, which predicts none. ``user-entries``,
+            ``user-nonzeros``: those of U_i. With a `rank_at` those of `ranking_metrics`.
         """
         asked = FedMCFactors.decode(parameters, config)
         items = self.checked(asked.factors)
         kept, loss = self.evaluated(asked, items, config)
-        users = kept[USERS]
-        if not asked.rated_only:  # V would be kept by every client
-            kept[ITEMS] = items
+        kept[ITEMS] = items
         self.context.state[_EVALUATED] = to_array_record(kept)
-        model = model_of(kept, items)
-        squared, count, test = 0.0, 0, self.test_ratings
-        if test is not None and asked.feedback != "implicit":
-            squared, count = (
-                2 * half_square(model.of_pairs(test.users, test.items) - test.values),
-                len(test),
-            )
+        model, users, test = model_of(kept), kept[USERS], self.test_ratings
         metrics: Scalars = {
-            "test-ratings": count,
-            "squared-error": squared * self.std**2,
             "user-entries": users.size,
             "user-nonzeros": int(np.count_nonzero(users)),
         }
-        if count:
-            metrics["rmse"] = self.std * float(np.sqrt(squared / count))
-        if self.std != 1:
-            metrics["scaled-squared-error"] = squared
+        if test is not None and asked.feedback != "implicit":
+            errors = self.std * (model.of_pairs(test.users, test.items) - test.values)
+            metrics |= {"test-ratings": len(test), "squared-error": 2 * half_square(errors)}
         metrics |= self.ranking_metrics(model.of_all)
         return loss + self.regularizer.value(users), self.train_size(), metrics
 
@@ -304,8 +269,8 @@ class CompletionClient(RatingsClient[Asked]):
     def personal_arrays(self) -> Arrays:
         """Return U_i, as "user-factors" of shape (m_i, r), and V, "item-factors" of shape (r, n).
 
-        They are those of the client's last message. V is there after an evaluation, as at the end
-        of a run by default, but not with FedMC-ADMM's ``rows="rated"``.
+        They are those of the client's last evaluation, as at the end of a run by default. Before
+        one there is U_i alone, of the last training.
 
         Raises
         ------
@@ -317,17 +282,13 @@ class CompletionClient(RatingsClient[Asked]):
         latest = self.memory.latest()
         return {name: latest[name] for name in (USERS, MEAN) if name in latest}
 
-    def predict(
-        self, users: NDArray[Any], items: NDArray[Any], *, item_factors: NDArray[Any] | None = None
-    ) -> NDArray[Any]:
+    def predict(self, users: NDArray[Any], items: NDArray[Any]) -> NDArray[Any]:
         """Predict ratings, in stars, by the factors of `personal_arrays`.
 
         Parameters
         ----------
         users, items : array of int, shape (k,)
-            Who, by the client's own numbers, and what.
-        item_factors : ndarray of shape (r, n), optional
-            V, e.g. ``strategy.global_arrays["item-factors"].numpy()``, where the client has none.
+            By the client's own numbers, and by those of all clients.
 
         Returns
         -------
@@ -336,36 +297,17 @@ class CompletionClient(RatingsClient[Asked]):
 
         Raises
         ------
-        ValueError
-            If the client has no such user, or there is no such item, or V is not known.
+        RuntimeError, TypeError, ValueError
+            If the client has not evaluated yet, or has no such user, or there is no such item.
         """
-        users, items = np.asarray(users), np.asarray(items)
-        for name, indices, count in (
-            ("users", users, self.train_ratings.num_users),
-            ("items", items, self.train_ratings.num_items),
-        ):
-            wrong = indices[(indices < 0) | (indices >= count)]
-            if wrong.size:
-                raise ValueError(f"{name} holds {wrong[0]}, expected 0 to {count - 1}.")
+        users = check_indices("users", users, self.train_ratings.num_users)
+        items = check_indices("items", items, self.train_ratings.num_items)
         factors = self.personal_arrays()
-        known = factors.get(ITEMS) if item_factors is None else item_factors
-        if known is None:
-            raise ValueError(
-                "This client keeps no factors of the items, or has not evaluated yet. Give it the "
-                "strategy's: "
-                "item_factors=strategy.global_arrays['item-factors'].numpy()."
-            )
-        products = model_of(factors, known).of_pairs(users, items)
-        return np.asarray(self.mean + self.std * products)
+        if ITEMS not in factors:
+            raise RuntimeError("This client has no factors of the items: let it evaluate first.")
+        return np.asarray(self.mean + self.std * model_of(factors).of_pairs(users, items))
 
-    def recommend(
-        self,
-        user: int,
-        n: int,
-        *,
-        exclude_seen: bool = True,
-        item_factors: NDArray[Any] | None = None,
-    ) -> NDArray[np.int64]:
+    def recommend(self, user: int, n: int, *, exclude_seen: bool = True) -> NDArray[np.int64]:
         """Return the items with the largest predicted ratings of one user, best first.
 
         Parameters
@@ -376,20 +318,17 @@ class CompletionClient(RatingsClient[Asked]):
             How many; fewer come back where there are not so many.
         exclude_seen : bool (default: True)
             Leave out what the user has in the training ratings.
-        item_factors : ndarray of shape (r, n), optional
-            As in `predict`.
 
         Returns
         -------
         ndarray of int64
         """
         seen, every_item = self.seen_by(user), np.arange(self.train_ratings.num_items)
-        users = np.full(len(every_item), user)
-        scores = self.predict(users, every_item, item_factors=item_factors)
+        scores = self.predict(np.full(len(every_item), user), every_item)
         return top_items(scores, seen if exclude_seen else [], n)
 
 
-def model_of(kept: Mapping[str, NDArray[Any]], items: NDArray[Any]) -> FactorModel:
-    """Return the predictions of the users' factors that a client keeps, at V of shape (r, n)."""
-    mean = float(kept[MEAN][0]) if MEAN in kept else None
-    return FactorModel(kept[USERS], items.T, mean)
+def model_of(factors: Mapping[str, NDArray[Any]]) -> FactorModel:
+    """Return the predictions by `personal_arrays`."""
+    mean = float(factors[MEAN][0]) if MEAN in factors else None
+    return FactorModel(factors[USERS], factors[ITEMS].T, mean)

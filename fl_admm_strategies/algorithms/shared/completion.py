@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -29,13 +29,17 @@ from ...runtime.messages.schema import Instruction
 from ...runtime.trust.means import REPORTED
 from .models import OneMessageStrategy
 
-RANKED = "ranked-users"
-"""How many users of a client count in the means that tell how well items are ranked."""
-RANKING = {"hr": "hits", "precision": "precisions", "recall": "recalls", "ndcg": "ndcgs"}
-"""These means, and the metrics with a client's sums of them."""
-_SUMS = [RANKED, *RANKING.values(), "test-ratings", "squared-error", "scaled-squared-error"]
-_SUMS += ["user-entries", "user-nonzeros"]
-_PARTS = {*_SUMS, *(f"{name}{REPORTED}" for name in _SUMS)}
+RATIOS = {
+    "mse": ("squared-error", "test-ratings"),
+    "nnz-users": ("user-nonzeros", "user-entries"),
+    "hr": ("hits", "ranked-users"),
+    "precision": ("precisions", "ranked-users"),
+    "recall": ("recalls", "ranked-users"),
+    "ndcg": ("ndcgs", "ranked-users"),
+}
+"""Metrics of an evaluation, and the two metrics of the clients of which each is the ratio of sums.
+"""
+_SUMS = {name for sums in RATIOS.values() for name in sums}
 
 
 def initial_item_factors(
@@ -84,7 +88,6 @@ class FedMCFactors(Instruction):
     factors: Arrays
     factor_seed: int
     factor_scale: float
-    rated_only: bool = False
     feedback: str | None = None
     confidence: float | None = None
 
@@ -104,21 +107,16 @@ class CompletionStrategy(OneMessageStrategy):
     Notes
     -----
     Evaluation reports ``loss``, the objective Phi (17) at (U, V), and ``rmse``, the root of the
-    mean squared error over the test ratings of all clients together, in stars; where the clients'
-    ratings are standardised, ``scaled-rmse`` is in their unit. ``nnz-users`` and ``nnz-items`` are
-    the shares of entries of U and V that are not zero. Clients with `rank_at` also bring ``hr``,
-    ``precision``, ``recall`` and ``ndcg``, means over users. All are of the clients that were
-    asked.
+    mean squared error over the test ratings of all clients together, in stars. ``nnz-users`` and
+    ``nnz-items`` are the shares of entries of U and V that are not zero. Clients with `rank_at`
+    also bring ``hr``, ``precision``, ``recall`` and ``ndcg``, means over users. All are of the
+    clients that evaluated.
     """
 
     kinds: ClassVar = {"personal": "users' and items' factors", "global": "items' factors"}
 
-    regularizer: Regularizer = field(kw_only=False)
+    regularizer: Annotated[Regularizer, check_regularizer] = field(kw_only=False)
     init_scale: Positive = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_regularizer("regularizer", self.regularizer)
 
     @property
     def is_summed(self) -> bool:
@@ -146,7 +144,7 @@ class CompletionStrategy(OneMessageStrategy):
                 f"The initial arrays are {found}, expected one array of floating point numbers, "
                 "the items' factors V of shape (rank, items): initial_item_factors(rank, items)."
             )
-        (self._name,) = arrays
+        ((self._name, self._shape),) = found.items()
         return first
 
     def shared_fields(self, server_round: int) -> dict[str, Any]:
@@ -165,42 +163,29 @@ class CompletionStrategy(OneMessageStrategy):
         }
 
     @property
-    def in_evaluations(self) -> dict[str, Any]:
-        """What an evaluation says beside V and what draws U_i^0."""
+    def minimisers(self) -> dict[str, Any]:
+        """What clients solve for whose factors are the minimisers at V."""
         return {}
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedMCFactors]:
         """Send V; the users' factors are on the client."""
-        shared = {"factors": self.global_model(), **self.in_evaluations}
+        shared = {"factors": self.global_model(), **self.minimisers}
         return {client: FedMCFactors(**shared, **self.first_users(client)) for client in client_ids}
 
     def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
         """Return of an evaluation Phi (17), the RMSE over all test ratings and the nonzeros.
 
-        The mean of the clients' errors would weigh a client, not a rating, and a client without
-        test ratings has part in Phi all the same.
+        The mean of the clients' errors would weigh a client, not a rating.
         """
-        if phase == "train" or not {"loss", "test-ratings", "squared-error"} <= means.keys():
-            return means  # of clients that are not ours
-        pooled, items = dict(means), self.item_factors
-        (terms,), count = _totals(clients, "loss")
-        of_items = self.regularizer.value(items) / (count if self.is_summed and count else 1)
-        pooled["loss"] = terms / count + of_items if count else math.nan
-        for error, name in (("squared-error", "rmse"), ("scaled-squared-error", "scaled-rmse")):
-            if error in means:
-                (total, ratings), _ = _totals(clients, error, "test-ratings")
-                for of_clients in (name, f"{name}{REPORTED}"):
-                    pooled.pop(of_clients, None)
-                if ratings > 0:
-                    pooled[name] = math.sqrt(total / ratings)
-        if {"user-entries", "user-nonzeros"} <= means.keys():
-            (entries, nonzeros), _ = _totals(clients, "user-entries", "user-nonzeros")
-            pooled["nnz-users"] = nonzeros / entries if entries > 0 else math.nan
-            pooled["nnz-items"] = float(np.count_nonzero(items) / items.size)
-        pooled |= ranking_means(clients)
-        return without_sums(pooled)
+        if phase == "train":
+            return means
+        found, items = pooled(clients, means), self.item_factors
+        if terms := _reports(clients, "loss"):
+            of_items = self.regularizer.value(items) / (len(terms) if self.is_summed else 1)
+            found["loss"] = sum(term for (term,) in terms) / len(terms) + of_items
+        return found | {"nnz-items": float(np.count_nonzero(items) / items.size)}
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return V; the users' factors are private to their client."""
@@ -237,7 +222,7 @@ class ExactCompletion(CompletionStrategy):
         return True
 
     @property
-    def in_evaluations(self) -> dict[str, Any]:
+    def minimisers(self) -> dict[str, Any]:
         """What the clients solve for."""
         return {"feedback": self.feedback, "confidence": self.confidence}
 
@@ -265,29 +250,19 @@ class ExactCompletion(CompletionStrategy):
         return np.vstack([first[:-1], np.zeros_like(first[-1:])])
 
 
-def without_sums(metrics: Metrics) -> Metrics:
-    """Return metrics without the clients' mere sums, of which others are made."""
-    return {name: value for name, value in metrics.items() if name not in _PARTS}
+def pooled(clients: Mapping[int, Mapping[str, float]], means: Metrics) -> Metrics:
+    """Return an evaluation's metrics with the `RATIOS` in place of the means of their sums."""
+    found = {n: value for n, value in means.items() if n.removesuffix(REPORTED) not in _SUMS}
+    for name, of_clients in RATIOS.items():
+        if reports := _reports(clients, *of_clients):
+            total, count = (sum(column) for column in zip(*reports, strict=True))
+            found[name] = total / count if count else math.nan
+    if "mse" in found:
+        found["rmse"] = math.sqrt(found.pop("mse"))
+    return found
 
 
-def ranking_means(clients: Mapping[int, Mapping[str, float]]) -> Metrics:
-    """Return how well items are ranked for the users of all clients together, where it is known."""
-    if not any(RANKED in report for report in clients.values()):
-        return {}
-    (users, *sums), _ = _totals(clients, RANKED, *RANKING.values())
-    return {name: s / users if users else math.nan for name, s in zip(RANKING, sums, strict=True)}
-
-
-def _totals(clients: Mapping[int, Mapping[str, float]], *names: str) -> tuple[list[float], int]:
-    """Return the sums of metrics over the clients that report all of these; how many do.
-
-    All are sums of squares or counts: who reports a number below 0, or none, is left out. A sum
-    that is no number is NaN.
-    """
+def _reports(clients: Mapping[int, Mapping[str, float]], *names: str) -> list[list[float]]:
+    """Return these metrics, all sums of squares or counts, of each client with usable ones."""
     reports = [[report.get(name, math.nan) for name in names] for report in clients.values()]
-    whole = [values for values in reports if all(0 <= value < math.inf for value in values)]
-    try:
-        sums = [math.fsum(column) for column in zip(*whole, strict=True)]
-    except OverflowError:
-        sums = [math.nan] * len(names)
-    return sums or [0.0] * len(names), len(whole)
+    return [values for values in reports if all(0 <= value < math.inf for value in values)]

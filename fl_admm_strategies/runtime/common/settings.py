@@ -51,8 +51,8 @@ class HasSettings:
     """Base of classes whose settings are their annotated fields.
 
     Arguments are by name; those of ``field(kw_only=False)`` also by position. No settings are a
-    `ClassVar`, a name with an underscore, ``field(init=False)``, and the type without a value of
-    what another base declares, such as ``state: MyState``.
+    `ClassVar`, a name with an underscore, ``field(init=False)``, also where a base has it as a
+    setting, and the type without a value of what another base declares, such as ``state: MyState``.
     """
 
     _fields: ClassVar[dict[str, Parameter]] = {}  # those of the class alone
@@ -66,6 +66,8 @@ class HasSettings:
             said = vars(cls).get(name, MISSING)
             if isinstance(said, Field):
                 delattr(cls, name)
+                if not said.init and said.default is not MISSING:
+                    setattr(cls, name, said.default)
             else:
                 said = field(default=said)
             if _is_setting(cls, name, annotation, said):
@@ -77,8 +79,11 @@ class HasSettings:
                     annotation=annotation,
                 )
         fields: dict[str, Parameter] = {}
+        declared: set[str] = set()
         for owner in cls.__mro__:
-            fields |= {n: p for n, p in vars(owner).get("_fields", {}).items() if n not in fields}
+            own = vars(owner).get("_fields", {})
+            fields |= {name: parameter for name, parameter in own.items() if name not in declared}
+            declared |= inspect.get_annotations(owner).keys()
         cls._declared = Signature(sorted(fields.values(), key=lambda parameter: parameter.kind))
         by_fields = cls.__init__ is HasSettings.__init__
         cls.__signature__ = cls._declared if by_fields else None  # what help() shows

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from clients import FedGiAClient, FedGiALinearClient
 from clients.methods.fedgia import admm_steps
 from clients.toolkit.solving.curvature import DataLoss, Gram, LeastSquares, Logistic
-from fl_admm_strategies.algorithms.fedgia import FedGiARule
-from fl_admm_strategies.algorithms.shared.consensus import ConsensusInstruction
+from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction, FedGiARule
 from fl_admm_strategies.algorithms.shared.rule import Row
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
@@ -101,7 +100,7 @@ def message(
 ) -> Received:
     """Return a round's message; by default it is for the gradient step."""
     rule = FedGiARule(True, 2.0, SIGMA, NUM_CLIENTS, steps, gram)
-    asked = ConsensusInstruction(model, {}, rule.text(), "strategy", [*model])
+    asked = FedGiAInstruction(model, rule.text())
     names = [*model, *(f"message/{name}" for name in model if gram)]
     return received(asked, upload=names, version=version, server_round=server_round, seed=seed)
 
@@ -149,13 +148,6 @@ def test_a_lost_dual_fails_in_the_admm_group_and_heals_in_the_other() -> None:
     client.fit(*message(ones(5), steps=3, **later))
 
 
-def test_what_a_client_refuses() -> None:
-    with refused(ValueError, "(3,)", "5 numbers"):
-        FedGiALinearClient(context(), tall).fit(*message(ones(3)))
-    with refused(ValueError, "test_problem"):
-        FedGiALinearClient(context(), tall).evaluate(list(ones(5).values()), GLOBAL)
-
-
 def test_evaluation() -> None:
     loss = LeastSquares([[1.0, 0.0], [1.0, 1.0]], [0.0, 0.0])
     client = FedGiALinearClient(context(), LeastSquares(np.eye(2), np.zeros(2)), loss)
@@ -163,3 +155,7 @@ def test_evaluation() -> None:
     assert (value, num_examples) == (pytest.approx(1.25), 2)
     rmse = pytest.approx(2.5**0.5)
     assert metrics == {"global-loss": value, "global-rmse": rmse, **made_by("FedGiA")}
+    with refused(ValueError, "(3,)", "2 numbers"):
+        client.fit(*message(ones(3)))
+    with refused(ValueError, "test_problem"):
+        FedGiALinearClient(context(), tall).evaluate(list(ones(5).values()), GLOBAL)

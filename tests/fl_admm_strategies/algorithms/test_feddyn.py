@@ -74,8 +74,6 @@ def test_when_a_gradient_is_gone_all_begin_again(how: str) -> None:
     assert_allclose(strategy.state.w, [expected], atol=1e-9)
 
 
-def test_it_has_no_other_form() -> None:
-    with refused(ValueError, "published"):
-        FedDyn(published=True)
-    with refused(ValueError, "rho"):
-        FedDyn(rho=0.1)
+def test_its_rho_is_alpha() -> None:
+    with refused(TypeError, "rho", "FedDyn"):
+        FedDyn(rho=0.1)  # type: ignore[call-arg]

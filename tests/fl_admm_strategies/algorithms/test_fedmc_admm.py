@@ -277,7 +277,6 @@ def test_rmse_weighs_every_test_rating_alike_and_phi_is_the_objective() -> None:
     assert metrics == pytest.approx(
         {
             "loss": phi,  # (17)
-            "scaled-rmse": np.sqrt(squares / count),
             "rmse": 1.5 * np.sqrt(squares / count),
             "nnz-users": np.count_nonzero(users) / len(users),  # Figure 4's
             "nnz-items": np.count_nonzero(V) / V.size,

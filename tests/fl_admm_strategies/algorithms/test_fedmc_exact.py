@@ -9,9 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fl_admm_strategies import FedMCADMM
-from fl_admm_strategies.maths.rated import RATED
 from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
-from fl_admm_strategies.runtime.algorithm import MembersChange
 from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, RatingsRun, dense, initial, ratings
 from tests.support.refusals import refused
 
@@ -85,63 +83,6 @@ def test_it_converges_to_a_stationary_point_of_the_sum(feedback: str) -> None:
     np.testing.assert_allclose(total, 0, atol=1e-5)
 
 
-def test_rated_rows_give_the_same_trajectory_with_the_memory_of_the_rated_ones() -> None:
-    whole, rated = federation(), federation(rows="rated")
-    for server_round, drawn in enumerate(ROUNDS * 2, start=1):
-        whole.round(server_round, drawn)
-        rated.round(server_round, drawn)
-        V = rated.strategy.item_factors
-        np.testing.assert_allclose(V, whole.strategy.item_factors, rtol=0, atol=1e-10)
-        one, other = whole.evaluate(server_round), rated.evaluate(server_round)
-        assert one["rmse"] == pytest.approx(other["rmse"], rel=1e-10)
-    asked = rated.strategy.run.configure_train(11, {})
-    for i in range(NUM_CLIENTS):
-        own = rated.strategy.state.clients.rated(i)
-        assert own.items.tolist() == sorted({*ratings(i).items.tolist()})
-        dual = whole.strategy.state.clients[i].dual.reshape(V.shape)
-        np.testing.assert_allclose(own.dual.T, dual[:, own.items], atol=1e-10)
-        sent = next(iter(asked[i].groups.values()))
-        assert sent["item-factors"].shape == own.dual.T.shape
-    client = rated.client(0)
-    with refused(ValueError, "item_factors"):
-        client.recommend(0, 3)
-    assert len(client.recommend(0, 3, exclude_seen=False, item_factors=V)) == 3
-
-
-def test_rated_rows_of_clients_that_join_and_leave() -> None:
-    results = []
-    for rows in ("all", "rated"):
-        run = federation(rows=rows)
-        for server_round in (1, 2):
-            run.round(server_round, [*range(NUM_CLIENTS)])
-        strategy = run.strategy
-        strategy.state.clients.remove([3], 2)
-        strategy.membership.mark_lost([3])  # it begins anew on its side as well
-        mask = np.zeros(NUM_ITEMS, np.bool_)
-        mask[run.train[3].items] = True
-        strategy.state.clients.insert({3: {RATED: mask} if rows == "rated" else {}})
-        strategy.members_changed(
-            MembersChange(server_round=strategy.last_round, left=[3], rows=[3])
-        )
-        run.round(3, [*range(NUM_CLIENTS)])
-        results.append(run.strategy.item_factors)
-    np.testing.assert_allclose(*results, rtol=1e-10)
-
-
-def test_a_state_of_other_ratings_is_refused() -> None:
-    run = federation(rows="rated")
-    run.round(1)
-    table = run.strategy.state.clients
-    state = table.state_arrays()
-    for name, array in {
-        "items": state["items"] - NUM_ITEMS,
-        "dual": state["dual"][1:],
-        "alpha": state["alpha"][1:],
-    }.items():
-        with refused(ValueError, "saved"):
-            table.load_state_arrays(state | {name: array})
-
-
 def test_no_weight_depends_on_the_number_of_clients() -> None:
     """All clients twice, and the items' weight twice: each V is the same."""
     one = federation()
@@ -169,10 +110,6 @@ def test_what_a_client_predicts_has_mean_and_biases() -> None:
 
 
 def test_settings_that_do_not_go_together() -> None:
-    with refused(ValueError, "feedback", "implicit", "rated"):
-        FedMCADMM(SquaredL2(0.1), feedback="implicit", rows="rated")
-    with refused(ValueError, "rows", "rated", "duals"):
-        FedMCADMM(SquaredL2(0.1), rows="rated", duals="client")
     with refused(ValueError, "feedback", "implicit", "published"):
         FedMCADMM(SquaredL2(0.1), feedback="implicit", published=True)
     run = federation()

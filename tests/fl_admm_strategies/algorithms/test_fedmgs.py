@@ -84,6 +84,6 @@ def test_a_reply_without_a_usable_curvature_is_refused_by_name(
     replies = [(2, RawReply({"item-factors": V}, metrics))]
     assert strategy.run.aggregate_train(2, replies) is None
     np.testing.assert_array_equal(strategy.state.clients.column("gradient"), before)
-    assert f"client 2 reported the {CURVATURE}" in caplog.text
+    assert f"The {CURVATURE} of client 2 is" in caplog.text
     with refused(ValueError, "client 7", CURVATURE):
         strategy.new_client(7, Reply({"item-factors": V}, 3.0, reported))

@@ -157,8 +157,9 @@ def test_fedgia_compares_no_gradient_with_one_of_other_clients(coming: bool, sca
     strategy.start(Federation(app, PARTITIONS, online), ArrayRecord({"x": Array(np.zeros(4))}), 70)
     there = everybody if coming else INITIAL
     assert strategy.client_ids == there
+    assert strategy.state.seen.largest == pytest.approx(1)
     bound = np.mean([losses[i].largest_curvature() for i in there])
-    assert strategy.state.seen.largest == pytest.approx(bound)
+    assert strategy.sigma == pytest.approx(2 * bound / 4 if not coming else 2 * bound / 3)
     assert strategy.state.squared_gradient**0.5 < 1e-3
 
 
