@@ -21,7 +21,6 @@ from .algorithms.fedmc_admm import FedMCInstruction as FedMCInstruction
 from .algorithms.fedmgs import FedMGSInstruction as FedMGSInstruction
 from .algorithms.fedprox import FedProxInstruction as FedProxInstruction
 from .algorithms.fedrod import FedRoDInstruction as FedRoDInstruction
-from .algorithms.fedsim import FedSimInstruction as FedSimInstruction
 from .algorithms.fpfc.messages import FPFCInstruction as FPFCInstruction
 from .algorithms.ifca import IFCAEvaluation as IFCAEvaluation
 from .algorithms.ifca import IFCAInstruction as IFCAInstruction
@@ -39,3 +38,4 @@ from .algorithms.shared.completion import FedMCFactors as FedMCFactors
 from .algorithms.shared.consensus import ProximalInstruction as ProximalInstruction
 from .algorithms.shared.models import OwnModelEvaluation as OwnModelEvaluation
 from .algorithms.shared.split import SplitEvaluation as SplitEvaluation
+from .algorithms.shared.split import SplitInstruction as SplitInstruction

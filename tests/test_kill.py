@@ -2,179 +2,112 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from clients import client_app
+from fl_admm_strategies import InProcessGrid
+from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
-from tests.support.federation import assert_same_bits
-from tests.support.kill import outcome, run
+from fl_admm_strategies.runtime.saving.files import read_arrays
+from tests.support.cases import NUM_CLIENTS, case_of
+from tests.support.federation import assert_same_bits, client_fn_of
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="forks, and ends sessions of processes")
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="forks processes")
 
 CASES = [
-    ("FPFC", "inprocess"),
-    ("AsyncFPFC", "inprocess"),
-    ("FedMC-ADMM-client-duals", "inprocess"),
-    *(("FedAPM-client-duals", engine) for engine in ("inprocess", "workers", "ray")),
+    ("FPFC", 0),
+    ("AsyncFPFC", 0),
+    ("FedMC-ADMM-client-duals", 0),
+    ("FedAPM-client-duals", 0),
+    ("FedAPM-client-duals", 2),
 ]
-
-# Seconds that killed processes may take to disappear, on however busy a machine: Ray's agents try
-# for 60 to tell a server of their raylet's death.
-PATIENCE = 120.0
+"""A case, and in how many worker processes its clients run."""
 
 # With what the first round of training would import; what does not exist is passed over.
-PRELOAD = ["tests.support.kill", "torch._dynamo", "fl_admm_strategies.maths.pairs.kernels_numba"]
+PRELOAD = ["tests.test_kill", "torch._dynamo", "fl_admm_strategies.maths.pairs.kernels_numba"]
 
-EVERY = 2  # rounds from checkpoint to checkpoint
+NUM_ROUNDS, EVERY = 8, 2  # rounds from checkpoint to checkpoint
 
 
-class Lives:
-    """Runs of a case in a folder, until they are at their end or killed.
+def live(name: str, workers: int, folder: Path) -> None:
+    """Start the run of a case, or continue what is left of it in the folder."""
+    torch.set_num_threads(1)
+    case = case_of(name)
+    client_class = partial(case.client_class, state_dir=folder / "clients")
+    app = client_app(client_fn_of(client_class))
+    with InProcessGrid(app, NUM_CLIENTS, workers=workers) as grid:
+        case.strategy(fraction_train=0.5, fraction_evaluate=0.5, seed=1).start(
+            grid,
+            case.initial_arrays(),
+            NUM_ROUNDS,
+            checkpoint_dir=folder / "checkpoints",
+            checkpoint_every=EVERY,
+            resume=True,
+        )
 
-    Every life is a fork of a server that has imported everything, which takes longer than a run.
+
+def outcome(folder: Path) -> tuple[int, Arrays, list[dict[str, Any]]]:
+    """Return the last round, the state of all sides and all that was measured of a folder's run.
+
+    Without the bytes: after a restart the server sends, to be on the safe side, what a client may
+    have lost.
     """
-
-    def __init__(self, name: str, engine: str, num_rounds: int, ray_folder: Path) -> None:
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(PRELOAD)
-        warm_up = self.context.Process(target=int)
-        warm_up.start()
-        warm_up.join()
-        self.name, self.engine, self.num_rounds = name, engine, num_rounds
-        self.ray_folder = ray_folder
-
-    def live(
-        self, folder: Path, checkpoints: int | None = None, pause: float = 0.0
-    ) -> tuple[int, list[float]]:
-        """Run the case, or continue it, in a folder; kill it `pause` seconds after a checkpoint.
-
-        Parameters
-        ----------
-        folder : Path
-        checkpoints : int, optional
-            That it may write; 0 kills it after `pause` seconds. By default nothing kills it.
-        pause : float
-            In seconds.
-
-        Returns
-        -------
-        code : int
-            The exit code.
-        times : list of float
-            Seconds from the start to each checkpoint that it wrote, and to its end.
-        """
-        arguments = (self.name, self.engine, self.num_rounds, EVERY, folder, self.ray_folder)
-        process = self.context.Process(target=run, args=arguments)
-        began = time.monotonic()
-        last = newest(folder)
-        process.start()
-        times: list[float] = []
-        while process.is_alive() and (checkpoints is None or len(times) < checkpoints):
-            process.join(0.005)
-            if newest(folder) > last:
-                last = newest(folder)
-                times.append(time.monotonic() - began)
-        if checkpoints is not None:
-            process.join(pause)
-        process.kill()
-        process.join()
-        times.append(time.monotonic() - began)
-        assert process.pid is not None
-        assert process.exitcode is not None
-        if self.engine == "ray":
-            # Ray's processes go on for a while, its actors with what they were training.
-            time.sleep(float(np.random.default_rng().uniform(0, 1)))
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        assert_nothing_is_left_of(process.pid)
-        return process.exitcode, times
+    last = Checkpoints(folder / "checkpoints").rounds()[-1]
+    arrays, _ = read_arrays(folder / "checkpoints" / f"round-{last:06d}.safetensors")
+    lines = (folder / "checkpoints" / "history.jsonl").read_text().splitlines()
+    history = [json.loads(line) for line in lines]
+    for entry in history:
+        del entry["traffic"]
+    for client in (folder / "clients").glob("client-*"):
+        held, _ = read_arrays(max(client.glob("round-*.safetensors")))
+        arrays |= {f"{client.name}/{key}": array for key, array in held.items()}
+    return last, arrays, history
 
 
 def newest(folder: Path) -> int:
     return max(Checkpoints(folder / "checkpoints").rounds(), default=0)
 
 
-def assert_nothing_is_left_of(session: int, patience: float = PATIENCE) -> None:
-    deadline = time.monotonic() + patience
-    while left := processes_of(session):
-        if time.monotonic() > deadline:
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-            raise AssertionError(f"a killed run left processes behind: {left}")
-        time.sleep(0.02)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "workers"), CASES)
+def test_a_few_kills(name: str, workers: int, tmp_path: Path) -> None:
+    """Each kill comes at a random moment after another checkpoint, the first before any."""
+    # A fork of a server that has imported everything, which takes longer than a run.
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(PRELOAD)
+    rng = np.random.default_rng()
 
+    def life(folder: Path) -> Any:
+        process = processes.Process(target=live, args=(name, workers, folder))
+        process.start()
+        return process
 
-def processes_of(session: int) -> dict[int, str]:
-    """Return the processes of a session, without those that only wait for their parent."""
-    command = ["ps", "-A", "-ww", "-o", "pid=,stat=,args="]
-    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    left = {}
-    for line in listed.splitlines():
-        pid, stat, *args = line.split(maxsplit=2)
-        with suppress(ProcessLookupError):
-            if not stat.startswith("Z") and os.getsid(int(pid)) == session:
-                left[int(pid)] = " ".join(args)
-    return left
-
-
-def assert_same_outcome(actual: Path, expected: Path) -> None:
-    (last, arrays, history), (whole, state, record) = outcome(actual), outcome(expected)
-    assert last == whole
+    whole, killed = life(tmp_path / "whole"), tmp_path / "killed"
+    whole.join()
+    assert whole.exitcode == 0
+    for checkpoints in range(3):
+        process = life(killed)
+        while process.is_alive() and newest(killed) < EVERY * checkpoints:
+            process.join(0.005)
+        time.sleep(rng.uniform(0, 0.2))
+        process.kill()
+        process.join()
+    last = life(killed)
+    last.join()
+    assert last.exitcode == 0
+    (rounds, arrays, history), (all_rounds, state, record) = map(
+        outcome, (killed, tmp_path / "whole")
+    )
+    assert rounds == all_rounds == NUM_ROUNDS
     assert_same_bits(arrays, state)
     assert history == record
-
-
-def survive(lives: Lives, kills: int, tmp_path: Path) -> None:
-    """Kill a run so many times, and resume it; begin another whenever it comes to its end before.
-
-    A third of the kills come at a random moment of the start of a process, with all that this
-    takes on Ray; the others, so that the run gets on whatever else the machine does, after the
-    process has written one or two checkpoints, at a random moment until the next.
-    """
-    code, times = lives.live(tmp_path / "whole")
-    assert code == 0
-    start, rounds = times[0], (times[-1] - times[0]) / max(1, len(times) - 1)
-    rng = np.random.default_rng()
-    moments = rng.permutation(np.arange(kills) % 3).tolist()
-    runs: list[list[int]] = [[]]  # the round of the newest checkpoint at each kill
-    while moments:
-        folder = tmp_path / f"killed-{len(runs)}"
-        pause = float(rng.uniform(0, rounds if moments[0] else start))
-        code, _ = lives.live(folder, moments[0], pause)
-        if code == 0:
-            assert_same_outcome(folder, tmp_path / "whole")
-            runs.append([])
-        else:
-            assert code == -signal.SIGKILL
-            moments.pop(0)
-            runs[-1].append(newest(folder))
-    folder = tmp_path / f"killed-{len(runs)}"
-    code, _ = lives.live(folder)
-    assert code == 0
-    assert_same_outcome(folder, tmp_path / "whole")
-    print(f"Killed with these rounds saved, run by run, of {lives.num_rounds}: {runs}")
-
-
-@pytest.fixture
-def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return a folder for Ray, which makes sockets in it: its path has to be short."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "engine"), CASES)
-def test_a_few_kills(name: str, engine: str, ray_folder: Path, tmp_path: Path) -> None:
-    survive(Lives(name, engine, 8, ray_folder), 3, tmp_path)

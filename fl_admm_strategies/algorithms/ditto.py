@@ -10,16 +10,14 @@ Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Perso
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..maths.blocks import Arrays
 from ..maths.checks import Count, NotNegative
 from ..maths.schedules import StepSize
-from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import Weights, participants_mean
+from .shared.base import Weights
 from .shared.models import OneModelStrategy, OwnModelsStrategy, OwnModelState
 from .shared.robust import RobustStrategy
 
@@ -103,7 +101,3 @@ class Ditto(RobustStrategy, OneModelStrategy, OwnModelsStrategy):
         """Return v_i^0 for a client without a model of its own."""
         initial, w = self.state.initial, self.state.model
         return {"start": self.membership.start_of(client_id, initial, w)}
-
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Set w to the mean of the participants' w_i."""
-        self.state.model = participants_mean(self.state.model, replies, self.weights)

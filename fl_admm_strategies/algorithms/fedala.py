@@ -12,14 +12,13 @@ client is `clients.FedALAClient`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..maths.blocks import Arrays, weighted_average
+from ..maths.blocks import Arrays
 from ..maths.checks import Count, Fraction, WholeNumber
 from ..maths.schedules import StepSize, StepSizeOrZero
-from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.uploads import Upload
 from .shared.models import OneModelStrategy
@@ -85,10 +84,6 @@ class FedALA(OneModelStrategy):
     weight_lr: StepSizeOrZero = 1.0
     lr: StepSize = 0.1
     local_epochs: Count = 1
-
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Set w to the mean of the participants' models, weighted by n_i."""
-        self.state.model = weighted_average(self.state.model, replies)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

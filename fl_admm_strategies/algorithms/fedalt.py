@@ -14,21 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..maths.blocks import Arrays, Pattern
+from ..maths.blocks import Pattern
 from ..maths.checks import Count
 from ..maths.schedules import StepSize
-from ..runtime.messages.schema import Instruction
-from .shared.split import SplitStrategy
+from .shared.split import SplitInstruction, SplitStrategy
 
 
 @dataclass(frozen=True)
-class FedAltInstruction(Instruction):
+class FedAltInstruction(SplitInstruction):
     """What a client gets: u, and how to train v_i, then u_i."""
 
-    shared: Arrays
-    personal: str | None
-    lr: float
-    local_epochs: int
     personal_lr: float
     personal_epochs: int
 
@@ -42,10 +37,6 @@ class FedAlt(SplitStrategy):
         Regular expression searched in the names of the arrays: v_i, which stays with the clients
         and may have other shapes on each of them. `clients.input_layers`, `output_layers` and
         `split_input` write it. None: nothing is personal, which is FedAvg.
-    lr : float or callable (default: 0.1)
-        eta_u, the step size of the shared part.
-    local_epochs : int (default: 1)
-        tau_u, its local epochs.
     personal_lr : float or callable, optional
         eta_v, the step size of the personal part. By default `lr`.
     personal_epochs : int, optional
@@ -69,8 +60,6 @@ class FedAlt(SplitStrategy):
     message_type: ClassVar = FedAltInstruction
 
     personal: Pattern | None = field(kw_only=False)
-    lr: StepSize = 0.1
-    local_epochs: Count = 1
     personal_lr: StepSize | None = None
     personal_epochs: Count | None = None
 

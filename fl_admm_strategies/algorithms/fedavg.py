@@ -7,14 +7,12 @@ The client is `clients.SGDClient`, or any that was written for Flower's own FedA
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..maths.blocks import Arrays, weighted_average
+from ..maths.blocks import Arrays
 from ..maths.checks import Count
 from ..maths.schedules import StepSize
-from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from .shared.models import OneModelStrategy
 from .shared.robust import RobustStrategy
@@ -74,7 +72,3 @@ class FedAvg(RobustStrategy, OneModelStrategy):
     def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return w."""
         return {"arrays": self.state.model}
-
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Set w to the mean of the participants' w_i, weighted by n_i."""
-        self.state.model = weighted_average(self.state.model, replies)

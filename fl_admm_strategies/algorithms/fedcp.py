@@ -14,23 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..maths.blocks import Arrays
-from ..maths.checks import Count, NotNegative
-from ..maths.schedules import StepSize
-from ..runtime.messages.schema import Instruction
-from .shared.split import PERSONAL_HEAD, SplitState, SplitStrategy, check_two_headed
+from ..maths.checks import NotNegative
+from .shared.split import PERSONAL_HEAD, SplitInstruction, SplitStrategy
 
 
 @dataclass(frozen=True)
-class FedCPInstruction(Instruction):
+class FedCPInstruction(SplitInstruction):
     """What a client gets: the arrays of features, policy and global head."""
 
-    shared: Arrays
-    personal: str
     lam: float
     gumbel: bool
-    lr: float
-    local_epochs: int
 
 
 class FedCP(SplitStrategy):
@@ -43,10 +36,6 @@ class FedCP(SplitStrategy):
         their maximum mean discrepancy.
     gumbel : bool (default: True)
         Whether the policy's division is random in training, by Gumbel noise.
-    lr : float or callable (default: 0.1)
-        eta, the step size.
-    local_epochs : int (default: 1)
-        Local epochs.
     **base
         The parameters of `SplitStrategy`.
 
@@ -68,12 +57,6 @@ class FedCP(SplitStrategy):
     message_type: ClassVar = FedCPInstruction
 
     personal = PERSONAL_HEAD
+    two_headed: ClassVar = "RoutedHeads"
     lam: NotNegative = 5.0
     gumbel: bool = True
-    lr: StepSize = 0.1
-    local_epochs: Count = 1
-
-    def init_state(self, arrays: Arrays) -> SplitState:
-        """Start with the initial features, policy and global head."""
-        check_two_headed(arrays, "RoutedHeads")
-        return super().init_state(arrays)

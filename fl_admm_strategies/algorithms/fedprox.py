@@ -7,14 +7,13 @@ MLSys 2020, arXiv:1812.06127: Algorithm 2; see docs/methods/fedprox.md. The clie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..maths.blocks import Arrays, weighted_average
+from ..maths.blocks import Arrays
 from ..maths.checks import NotNegative
 from ..maths.schedules import EpochSchedule, StepSize, epochs_in
-from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.uploads import Upload
 from .shared.models import OneModelStrategy
@@ -71,7 +70,3 @@ class FedProx(OneModelStrategy):
             for number in {*epochs.values()}
         }
         return {client: asked[number] for client, number in epochs.items()}
-
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Set w to the mean of the participants' w_i, weighted by n_i."""
-        self.state.model = weighted_average(self.state.model, replies)

@@ -13,22 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..maths.blocks import Arrays
-from ..maths.checks import Count, NotNegative
-from ..maths.schedules import StepSize
-from ..runtime.messages.schema import Instruction
-from .shared.split import PERSONAL_HEAD, SplitState, SplitStrategy, check_two_headed
+from ..maths.checks import NotNegative
+from .shared.split import PERSONAL_HEAD, SplitInstruction, SplitStrategy
 
 
 @dataclass(frozen=True)
-class FedRoDInstruction(Instruction):
+class FedRoDInstruction(SplitInstruction):
     """What a client gets: the features' arrays and those of the generic head."""
 
-    shared: Arrays
-    personal: str
     gamma: float
-    lr: float
-    local_epochs: int
 
 
 class FedRoD(SplitStrategy):
@@ -39,10 +32,6 @@ class FedRoD(SplitStrategy):
     gamma : float (default: 1.0)
         gamma, how much the generic head's loss makes up for the client's numbers of examples by
         class: their logarithms times it are added to the logits. 0: not at all.
-    lr : float or callable (default: 0.1)
-        eta, the step size.
-    local_epochs : int (default: 1)
-        Local epochs.
     **base
         The parameters of `SplitStrategy`.
 
@@ -65,11 +54,5 @@ class FedRoD(SplitStrategy):
     kinds: ClassVar = {"personal": "personal head", "global": "generic head"}
 
     personal = PERSONAL_HEAD
+    two_headed: ClassVar = "TwoHeaded"
     gamma: NotNegative = 1.0
-    lr: StepSize = 0.1
-    local_epochs: Count = 1
-
-    def init_state(self, arrays: Arrays) -> SplitState:
-        """Start with the initial features and generic head."""
-        check_two_headed(arrays, "TwoHeaded")
-        return super().init_state(arrays)

@@ -7,24 +7,11 @@ the upper layers personal it is FedPer. The client is `clients.FedSimClient`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
-from ..maths.blocks import Arrays, Pattern
-from ..maths.checks import Count
-from ..maths.schedules import StepSize
-from ..runtime.messages.schema import Instruction
+from ..maths.blocks import Pattern
 from .shared.split import SplitStrategy
-
-
-@dataclass(frozen=True)
-class FedSimInstruction(Instruction):
-    """What a client gets: u."""
-
-    shared: Arrays
-    personal: str | None
-    lr: float
-    local_epochs: int
 
 
 class FedSim(SplitStrategy):
@@ -35,18 +22,11 @@ class FedSim(SplitStrategy):
     personal : str or None
         Regular expression searched in the names of the arrays: v_i, which stays with the clients,
         as in `FedAlt`.
-    lr : float or callable (default: 0.1)
-        eta, the step size of both parts.
-    local_epochs : int (default: 1)
-        tau, local epochs.
     **base
         The parameters of `SplitStrategy`.
     """
 
     method: ClassVar = "FedSim"
     paper: ClassVar = "Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, ICML 2022, arXiv:2204.03809"
-    message_type: ClassVar = FedSimInstruction
 
     personal: Pattern | None = field(kw_only=False)
-    lr: StepSize = 0.1
-    local_epochs: Count = 1

@@ -8,16 +8,12 @@ client is `clients.LocalSGDClient`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
-from ..maths.blocks import Arrays, average
+from ..maths.blocks import Arrays
 from ..maths.checks import Count
 from ..maths.schedules import StepSize
-from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.uploads import Upload
 from .shared.models import OneModelStrategy
@@ -57,6 +53,7 @@ class LocalSGD(OneModelStrategy):
     kinds: ClassVar = {"global": "one global model"}
     message_type: ClassVar = LocalSGDInstruction
     upload = Upload("mean", stateless=True)
+    weights = "uniform"
 
     lr: StepSize = 0.5
     local_steps: Count = 5
@@ -65,7 +62,3 @@ class LocalSGD(OneModelStrategy):
         """Return x and the number of the round's first step."""
         first = (server_round - 1) * self.local_steps + 1
         return {"model": self.state.model, "first_step": first}
-
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Set x to the mean of the participants' x_i."""
-        self.state.model = average(self.state.model, replies, np.ones(len(replies)))

@@ -9,7 +9,7 @@ approximations; see docs/methods/perfedavg.md. The client is `clients.PerFedAvgC
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -17,10 +17,9 @@ from ..maths.blocks import Arrays
 from ..maths.checks import Count, Positive
 from ..maths.schedules import StepSize, StepSizeOrZero
 from ..runtime.algorithm import OnClient
-from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.uploads import Upload
-from .shared.base import Weights, participants_mean
+from .shared.base import Weights
 from .shared.models import OneModelStrategy
 
 
@@ -104,10 +103,6 @@ class PerFedAvg(OneModelStrategy):
     def title(self) -> str:
         """The method's name as its paper writes it."""
         return "FedAvg, fine-tuned" if self.mode == "finetune" else f"Per-FedAvg ({self.mode})"
-
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Set w to the mean of the participants' w_i."""
-        self.state.model = participants_mean(self.state.model, replies, self.weights)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

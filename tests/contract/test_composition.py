@@ -28,7 +28,7 @@ from fl_admm_strategies import AsyncFPFC, FedADMM, FedAvg, StatefulStrategy
 from fl_admm_strategies.runtime.messages.packing import unpack_instructions
 from fl_admm_strategies.runtime.messages.seal import ALTERED, SEAL
 from fl_admm_strategies.runtime.uploads import GOES_WITH
-from tests.support.cases import ASYNC, CASES, NUM_CLIENTS, Case, case_of, grid_of, run
+from tests.support.cases import CASES, NUM_CLIENTS, Case, case_of, grid_of, run
 from tests.support.federation import (
     Federation,
     assert_same_bits,
@@ -240,25 +240,6 @@ def test_the_hooks_of_a_subclass_are_called_and_what_they_return_counts() -> Non
     assert result.evaluate_metrics_clientapp[2]["mine"] == 2.0
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in CASES if not (goes(case, "server's wrapper") or case.name in PARTS)],
-    ids=lambda case: case.name,
-)
-def test_a_hook_cannot_change_what_is_no_model(case: Case) -> None:
-    kind = type(case.strategy())
-
-    class Changing(kind):  # type: ignore[misc, valid-type]
-        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-            _, metrics = super().aggregate_train(server_round, replies)
-            return ArrayRecord({"w": Array(np.ones(3))}), metrics
-
-    settings = {**getattr(case.strategy, "keywords", {}), "seed": 1}
-    strategy = Changing(*getattr(case.strategy, "args", ()), **settings)
-    with pytest.raises(ValueError, match="another global model"):
-        strategy.start(grid_of(case), case.initial_arrays(), 2)
-
-
 def test_hooks_where_they_would_never_be_called_are_refused_at_once() -> None:
     with refused(TypeError, "Mine", "aggregate_train", "on_round"):
 
@@ -374,16 +355,3 @@ def test_mods_that_cannot_be_are_refused_at_once() -> None:
         client_app(mods=[message_size_mod])
     with refused(ValueError, "cohort", "mods"):
         client_app(client_fn_of(FedADMMClient), num_clients=6, cohort=True, mods=[message_size_mod])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "mods", [[], [message_size_mod], [LocalDpMod(**LOCAL_DP)]], ids=["none", "sizes", "noise"]
-)
-def test_where_every_reply_is_a_round_mods_work_as_well(mods: Any) -> None:
-    app = client_app(client_fn_of(ASYNC.client_class), mods=mods)
-    strategy = ASYNC.strategy(seed=1)
-    strategy.start(Federation(app, NUM_CLIENTS), ASYNC.initial_arrays(), 8)
-    assert strategy.last_round == 8
-    with refused(RuntimeError, "AsyncFPFC", "start(grid, initial_arrays, num_rounds)"):
-        Company(SERVER_SIDE).run(ASYNC, ASYNC.strategy())

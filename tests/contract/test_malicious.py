@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -21,12 +19,9 @@ from flwr.app import (
 )
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from torch import nn
 
-from clients import FedADMMClient, FedGiAClient, FedProxClient, FLAMEClient, client_app
+from clients import FedGiAClient, FedProxClient, client_app
 from fl_admm_strategies import (
-    FLAME,
-    FedADMM,
     FedGiA,
     FedProx,
     StatefulStrategy,
@@ -35,21 +30,16 @@ from simulations.attacks import Attack, attacked_client_fn
 from tests.support.cases import (
     AT_ANY_PACE,
     CASES,
-    CHEAP,
     NUM_CLIENTS,
     Case,
     case_of,
     grid_of,
-    plain,
     run,
-    sampling,
 )
 from tests.support.federation import (
-    Adding,
     Federation,
     Mean,
     assert_equal_to_rounding,
-    assert_same_runs,
     client_fn_of,
     initial_arrays,
     make_client,
@@ -91,13 +81,6 @@ def test_nothing_is_left_of_a_huge_number(name: str, warned: Warned) -> None:
     assert bool(warned(f"client {LIAR}")) != CLIPPED[name]
 
 
-@pytest.mark.parametrize("name", fast(["FPFC"], ["FPFC", "FedADMM", "FLAME", "Ditto"]))
-def test_a_bound_that_no_client_exceeds_changes_nothing(name: str) -> None:
-    case = case_of(name)
-    strategy = run(case, grid_of(case), strategy=sampling(case, max_norm=1e20))
-    assert_equal_to_rounding(strategy, plain(case)[0])
-
-
 @pytest.mark.parametrize("name", fast(["FPFC"], ["FPFC", "FedADMM", "FLAME"]))
 def test_a_clipped_client_goes_on_from_what_was_taken_of_its_upload(name: str) -> None:
     """It keeps what it uploaded, which is not what the server has."""
@@ -113,72 +96,6 @@ def test_a_clipped_client_goes_on_from_what_was_taken_of_its_upload(name: str) -
         strategy.start(grid, case.initial_arrays(), 3, on_round=on_round)
         runs.append(strategy)
     assert_equal_to_rounding(*runs)
-
-
-def test_the_running_median_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
-    def mean_run(num_rounds: int, **options: Any) -> Mean:
-        strategy = Mean(seed=1, fraction_train=0.5, max_norm="auto")
-        fn = attacked_client_fn(client_fn_of(Adding), Attack("gaussian", 0.34, seed=3))
-        grid = Federation(client_app(fn), NUM_CLIENTS)
-        strategy.start(grid, CHEAP.initial_arrays(), num_rounds, **options)
-        return strategy
-
-    mean_run(3, checkpoint_dir=tmp_path)
-    assert_same_runs(mean_run(6, checkpoint_dir=tmp_path, resume=True), mean_run(6))
-
-
-class One(nn.Module):
-    """A model of one number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.w.expand(len(inputs))
-
-
-def quadratic_client(client_class: Callable[..., NumPyClient]) -> Callable[[Context], Any]:
-    """Return clients of f_i(w) = (w - c_i)^2 / 2 with c_i = 1 and, for the last of them, 9."""
-
-    def client_fn(context: Context) -> Any:
-        target = 9.0 if context.node_config["partition-id"] == 4 else 1.0
-        data = [(torch.zeros(1, 1), torch.full((1,), target))]
-        loss = lambda out, target: ((out - target) ** 2).mean() / 2  # noqa: E731
-        return client_class(context, One(), data, loss, full_batch=True).to_client()
-
-    return client_fn
-
-
-ADMM: dict[str, tuple[Callable[..., StatefulStrategy], Any]] = {
-    "FedADMM": (lambda **base: FedADMM(rho=0.5, lr=0.4, **base), FedADMMClient),
-    "FedADMM-published": (
-        lambda **base: FedADMM(rho=0.5, lr=0.4, published=True, **base),
-        FedADMMClient,
-    ),
-    "FLAME": (lambda **base: FLAME(lam=1.0, rho=0.2, lr=0.3, **base), FLAMEClient),
-}
-
-
-@pytest.mark.parametrize("name", fast(["FedADMM"], ADMM))
-def test_the_model_is_that_of_the_members_once_a_client_has_left(name: str) -> None:
-    """The minimiser is 1; with a dual of the client that left in its sum, w would keep part of it.
-
-    Its upload of round 2 is 1e3, so that a sum that is not added up anew would keep a rounding.
-    """
-    make, client_class = ADMM[name]
-
-    def huge(replies: list[Message]) -> list[Message]:
-        replies[-1].content["arrays"] = ArrayRecord({"w": Array(np.full(1, 1e3, np.float32))})
-        return replies
-
-    app = client_app(quadratic_client(client_class))
-    grid = Federation(app, range(5), {0: [2, 3, 4, 5, 6], 3: [2, 3, 4, 5]}, spoil={2: huge})
-    base = {"seed": 1, "fraction_evaluate": 0, "max_norm": math.inf, "max_missed_rounds": 1}
-    strategy = make(local_epochs=5, **base)
-    strategy.start(grid, ArrayRecord(One().state_dict()), 50)
-    assert strategy.client_ids == [0, 1, 2, 3]
-    assert strategy.global_arrays["w"].numpy()[0] == pytest.approx(1, abs=1e-2)
 
 
 # --- False reports --------------------------------------------------------------------------------
@@ -201,50 +118,6 @@ def test_a_client_counts_for_at_most_ten_times_the_median(warned: Warned) -> Non
     bias = strategy.global_arrays["head.bias"].numpy()[0]
     assert bias == pytest.approx(0.25, abs=1e-6)
     assert len(warned("[0]", "examples")) == 1
-
-
-LIES: dict[str, dict[str, Any]] = {
-    "left-out": {},
-    "nan": {"accuracy": math.nan},
-    "infinite": {"accuracy": math.inf},
-    "perfect": {"accuracy": 1.0, "num-examples": 2**53},
-    "huge": {"accuracy": 1e300, "num-examples": 2**53},
-    "many": {"accuracy": 0.5, **{f"{k:0>100}": 0.1234567890123456 * k for k in range(3000)}},
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_no_clients_metrics_end_a_run_or_hide_the_others(lie: str, tmp_path: Path) -> None:
-    class Reporting(Adding):
-        """Has an accuracy between .3 and .5; client 0 says something else."""
-
-        def said(self) -> dict[str, Any]:
-            return dict(LIES[lie]) if self.client == 0 else {"accuracy": 0.3 + 0.04 * self.client}
-
-        def fit(self, parameters: Any, config: Any) -> Any:
-            arrays, num_examples, metrics = super().fit(parameters, config)
-            said = self.said()
-            return arrays, said.pop("num-examples", num_examples), metrics | said
-
-        def evaluate(self, parameters: Any, config: Any) -> Any:
-            loss, num_examples, _ = super().evaluate(parameters, config)
-            said = self.said()
-            return loss, said.pop("num-examples", num_examples), said
-
-    seen: list[Mapping[str, float]] = []
-
-    def stop(server_round: int, metrics: Mapping[str, float]) -> bool:
-        seen.append(metrics)
-        return metrics["accuracy"] > 0.99 or metrics["train-accuracy"] > 0.99
-
-    strategy = Mean()
-    app = client_app(lambda context: Reporting(context).to_client())
-    options: Any = {"stop": stop, "checkpoint_dir": tmp_path}
-    strategy.start(Federation(app, 3), CHEAP.initial_arrays(), 3, **options)
-    assert strategy.last_round == len(seen) == 3
-    for metrics in seen:
-        assert all(0.3 <= metrics[name] <= 0.42 for name in ("accuracy", "train-accuracy"))
-    assert (tmp_path / "history.jsonl").stat().st_size < 100_000
 
 
 @pytest.mark.parametrize("curvature", [0.0, math.nan, 1e308])

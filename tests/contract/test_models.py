@@ -18,17 +18,14 @@ from flwr.app import ArrayRecord, Context
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from clients import FedADMMClient, accuracy, client_app, initial_arrays
-from fl_admm_strategies import FedADMM, InProcessGrid, StatefulStrategy
-from fl_admm_strategies.runtime.trust.layout import FROZEN, TRAINED, answer
+from clients import accuracy, client_app, initial_arrays
+from fl_admm_strategies import StatefulStrategy
 from tests.support.cases import CASES, Case, case_of
 from tests.support.federation import (
     NUM_CLASSES,
     Federation,
     assert_same_bits,
-    client_fn_of,
     dataset,
-    make_model,
     node_of,
 )
 from tests.support.refusals import Warned, refused
@@ -184,15 +181,9 @@ def start(
     return strategy, grid
 
 
-def run(
-    case: Case,
-    model: str,
-    *,
-    on_server: Callable[[nn.Module], nn.Module] = lambda net: net,
-    on_client: Callable[[nn.Module], nn.Module] = lambda net: net,
-) -> tuple[StatefulStrategy, Federation]:
-    first = case.prepared(on_server(build(model)))
-    return start(case, initial_arrays(first), lambda _: on_client(build(model)))
+def run(case: Case, model: str) -> tuple[StatefulStrategy, Federation]:
+    first = case.prepared(build(model))
+    return start(case, initial_arrays(first), lambda _: build(model))
 
 
 def pairs(cases: Sequence[Case], models: Sequence[str]) -> list[Any]:
@@ -272,16 +263,6 @@ def check_buffers(
                 np.testing.assert_allclose(found, mean, rtol=rtol, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize("side", ["on_server", "on_client"])
-def test_a_prefix_on_one_side_changes_no_bit(side: str) -> None:
-    plain, _ = run(case_of("FPFC"), "batch-norm")
-    other, _ = run(case_of("FPFC"), "batch-norm", **{side: nn.DataParallel})
-    prefix = "module." if side == "on_server" else ""
-    expected = {prefix + n: a.numpy() for n, a in plain.personal_arrays(1).items()}
-    assert_same_bits({n: a.numpy() for n, a in other.personal_arrays(1).items()}, expected)
-    assert_same_bits(other.state_dict(), plain.state_dict())
-
-
 # --- Frozen arrays --------------------------------------------------------------------------------
 
 
@@ -297,30 +278,6 @@ def test_frozen_arrays_that_differ_are_refused_before_round_1() -> None:
     nn.init.ones_(other.body.base.bias)  # type: ignore[union-attr, arg-type]
     with refused(ValueError, "body.base.bias", "client 0"):
         start(case_of("FedADMM"), initial_arrays(other), lambda _: build("lora"))
-
-
-def test_one_client_with_other_frozen_arrays_is_refused_alone(warned: Warned) -> None:
-    def make(context: Context) -> nn.Module:
-        model = build("lora")
-        if context.node_config["partition-id"] == 1:
-            nn.init.ones_(model.body.base.bias)  # type: ignore[union-attr, arg-type]
-        return model
-
-    strategy, _ = start(case_of("FedADMM"), initial_arrays(build("lora")), make, 1)
-    assert warned("client 1 refused", "body.base.bias")
-    assert strategy.trained == [n for n in build("lora").state_dict() if "base" not in n]
-
-
-def test_a_tenth_that_lies_about_what_it_trains_decides_nothing() -> None:
-    class Liar(FedADMMClient):
-        def answer_about_names(self, names: list[str]) -> Any:
-            lies = self.context.node_config["partition-id"] < 4  # the lowest ids of 40
-            return answer(names, dict.fromkeys(names, FROZEN if lies else TRAINED), {})
-
-    strategy = FedADMM(rho=0.1, lr=0.1, local_epochs=1, min_available_nodes=40, seed=1)
-    app = client_app(client_fn_of(Liar), num_clients=40)
-    strategy.start(Federation(app, 1), initial_arrays(make_model()), 1)
-    assert strategy.trained == list(make_model().state_dict())
 
 
 def test_an_adapter_alone_will_do_for_initial_arrays() -> None:
@@ -370,32 +327,3 @@ def test_a_clients_own_model_is_a_whole_state_dict(case: Case, model: str) -> No
         assert kept["body.1.num_batches_tracked"] > 0  # of the training, not of the new model
     for name, array in kept.items():
         assert torch.equal(net.state_dict()[name].to(array.dtype), array), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["FPFC", "FedAPM"])
-def test_resnet_18(name: str) -> None:
-    torchvision = pytest.importorskip("torchvision")
-    case = case_of(name)
-
-    def resnet() -> nn.Module:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            return Net(torchvision.models.resnet18(num_classes=4))
-
-    def client_fn(context: Context) -> Any:
-        generator = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
-        inputs = torch.randn(4, 3, 32, 32, generator=generator)
-        batch = (inputs, torch.arange(4) % NUM_CLASSES)
-        return case.client_class(
-            context, resnet(), [batch], nn.CrossEntropyLoss(), test_loader=[batch]
-        ).to_client()
-
-    strategy = case.strategy()
-    with InProcessGrid(client_app(client_fn), 2) as grid:
-        strategy.start(grid, ArrayRecord(resnet().state_dict()), 1)
-    assert sorted(strategy.train_metrics[1]) == [0, 1]
-    whole = {*resnet().state_dict()} <= {*strategy.upload_spec()}
-    for kind in strategy.kinds:
-        for arrays in models_of(strategy, kind):
-            resnet().load_state_dict(arrays, strict=whole)

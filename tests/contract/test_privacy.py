@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,9 @@ from fl_admm_strategies import (
     StatefulStrategy,
 )
 from fl_admm_strategies.runtime.messages.noise import with_noise
+from tests.contract.checks import ROUNDS, SECRET, WEIGHTED, resumed
 from tests.support.cases import NUM_CLIENTS as M
-from tests.support.cases import Case, case_of, grid_of
-from tests.support.checkpoints import Killed, killer
+from tests.support.cases import Case, case_of, grid_of, run, sampling
 from tests.support.federation import (
     Adding,
     Federation,
@@ -55,7 +54,6 @@ CLIP, Z, DELTA = 0.2, 1.5, 1e-3
 DP = ClientDP(clip=CLIP, noise_multiplier=Z, delta=DELTA)
 LOCAL = ClientDP(clip=CLIP, noise_multiplier=Z, delta=DELTA, noise_at="client")
 CLEAN = ClientDP(clip=CLIP, noise_multiplier=0, delta=DELTA)
-SECRET = 2**100 + 1  # no client can guess it, so nothing is logged
 VICTIM = 3
 
 
@@ -95,8 +93,6 @@ GAINS: dict[str, float] = {
     "SCAFFOLD": 0.9 / M,
     **dict.fromkeys(["FedADMM-client-duals", "FLAME-client-duals", "FedDyn"], 2 / M),
 }
-WEIGHTED = {"Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP"}
-WEIGHTED |= {"FedADMM-client-duals", "FLAME-client-duals"}
 
 
 def released(name: str, dp: ClientDP, seed: int, num_rounds: int, **options: Any) -> Any:
@@ -234,32 +230,19 @@ def test_a_run_that_goes_on_with_the_noise_elsewhere_counts_both_parts() -> None
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-RESUMED = ["Ditto", "FLAME-client-duals", "SCAFFOLD"]
-
-
-@pytest.mark.parametrize("name", fast(["FLAME-client-duals"], RESUMED))
+@pytest.mark.parametrize(
+    "name", fast(["FLAME-client-duals"], ["Ditto", "FLAME-client-duals", "SCAFFOLD"])
+)
 def test_a_resumed_run_goes_on_to_the_same_bits_and_the_same_epsilon(
     name: str, tmp_path: Path
 ) -> None:
     case = case_of(name)
-    settings = {"weights": "uniform"} if name in WEIGHTED else {}
-
-    def start(folder: str, **options: Any) -> Any:
-        strategy = case.strategy(
-            seed=SECRET, privacy=DP, fraction_train=0.5, fraction_evaluate=0, **settings
-        )
-        client_class = partial(case.client_class, state_dir=tmp_path / folder / "clients")
-        grid = Federation(client_app(client_fn_of(client_class)), M)
-        options = {"checkpoint_dir": tmp_path / folder, **options}
-        strategy.start(grid, case.initial_arrays(), 6, **options)
-        return strategy
-
-    whole = start("whole")
-    with pytest.raises(Killed):
-        start("parts", on_round=killer(3))
-    resumed = start("parts", resume=True)
-    assert_same_bits(resumed.state_dict(), whole.state_dict())
-    assert epsilons(resumed) == epsilons(whole)
+    settings: Any = {"weights": "uniform"} if name in WEIGHTED else {}
+    settings |= {"seed": SECRET, "privacy": DP, "fraction_evaluate": 0}
+    whole = run(case, grid_of(case), ROUNDS, sampling(case, **settings))
+    again = resumed(case, tmp_path, **settings)
+    assert_same_bits(again.state_dict(), whole.state_dict())
+    assert epsilons(again) == epsilons(whole)
 
 
 # --- Refusals -------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord
 from clients import FPFCClient, LocalClient, answer, client_app
 from fl_admm_strategies import (
     FPFC,
-    EarlyStopping,
     InProcessGrid,
     KeepBest,
     Local,
@@ -213,15 +211,6 @@ def test_the_best_model_is_kept_in_a_resumed_run_as_well(ended_after: int, tmp_p
     assert best_of(tmp_path / "best") == (2, 1.0)  # round 4 has 1.0 as well, which is no better
     assert_same_bits(load_models(tmp_path / "best").named()["global"], best)
     assert result.evaluate_metrics_serverapp[5]["counts"] == [1, 5]
-
-
-def test_a_rule_ends_a_run_by_what_evaluate_fn_returned() -> None:
-    rule, strategy = EarlyStopping("server-score", patience=2), Mean()
-    told: dict[int, Mapping[str, float]] = {}
-    options: Any = {"evaluate_fn": scored, "stop": rule, "on_round": told.__setitem__}
-    strategy.start(grid_of(CHEAP), CHEAP.initial_arrays(), 5, **options)
-    assert (rule.best_round, strategy.last_round) == (2, 4)
-    assert [told[r]["server-score"] for r in (1, 2, 3, 4)] == SCORES[1:5]
 
 
 def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:

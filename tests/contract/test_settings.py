@@ -19,46 +19,29 @@ from tests.support.cases import case_of, grid_of
 from tests.support.federation import initial_arrays, make_client
 from tests.support.refusals import refused
 
-# By kind: values that are of the type but out of range, and others that are no such thing.
-POSITIVE: Any = [0, -1.0, nan, inf], ["x", True]
-NOT_NEGATIVE: Any = [-1.0, nan, inf], ["x", True]
-COUNT: Any = [0, -1], [1.5, "x", True]
-COUNT_OR_NONE: Any = [-1], [1.5, "x", True]
-PART: Any = [0, 1.5, nan], ["x", True]
-SHARE: Any = [-0.1, 1.5, nan], ["x", True]
+# By the type of a setting: values that are of its kind but out of range, and others that are none.
 CHOICE: Any = ["?", 3], []
-PATTERN: Any = ["("], []
-ANY: Any = [], []
-
-WORDS = {
-    "rho lr outer_lr personal_lr global_lr t threshold init_scale tolerance beta": POSITIVE,
-    "delta curvature": POSITIVE,
-    "node_timeout confidence user_clip": POSITIVE,
-    "lam mu sigma alpha gamma eps1 eps2 weight_lr": NOT_NEGATIVE,
-    "local_epochs personal_epochs local_steps local_rounds inner_steps user_steps": COUNT,
-    "item_steps max_steps restarts restart_rounds num_clusters num_vectors dimension": COUNT,
-    "min_train_nodes min_available_nodes max_missed_rounds": COUNT,
-    "max_clients_per_node": COUNT,
-    "min_evaluate_nodes seed layers warmup_rounds": COUNT_OR_NONE,
-    "fraction_train fraction_admm sample tolerance_decay": PART,
-    "fraction_evaluate": SHARE,
-    "adapt duals feedback hessian linkage measure mode": CHOICE,
-    "averaging p rows score start_at step weights": CHOICE,
-    "averaged personal unprojected": PATTERN,
-    "gumbel": (["yes"], []),
-    "max_norm": ([0, nan, "median"], [True]),
-    "train_metrics_aggr_fn evaluate_metrics_aggr_fn": ([], [3, "mean"]),
-    # Yes or no; objects; and what has tests of its own.
-    "published everyone_trains per_class report_diagnostics consensus_rounds": ANY,
-    "delay max_staleness nu penalty privacy regularizer validation_share": ANY,
-    "client_keys clustered wire_dtype aggregation malicious": ANY,
+UNTESTED: Any = [], []
+WRONG: dict[str, tuple[Any, Any]] = {
+    "Positive": ([0, -1.0, nan, inf], ["x", True]),
+    "StepSize": ([0, -1.0, nan, inf], ["x", True]),
+    "NotNegative": ([-1.0, nan, inf], ["x", True]),
+    "StepSizeOrZero": ([-1.0, nan, inf], ["x", True]),
+    "Count": ([0, -1], [1.5, "x", True]),
+    "EpochSchedule": ([0, -1], [1.5, "x", True]),
+    "WholeNumber": ([-1], [1.5, "x", True]),
+    "Fraction": ([0, 1.5, nan], ["x", True]),
+    "Share": ([-0.1, 1.5, nan], ["x", True]),
+    "Pattern": (["("], []),
+    "MaxNorm": ([0, nan, "median"], [True]),
+    "MetricsAggrFn": ([], [3, "mean"]),
+    **dict.fromkeys(["Weights", "Duals", "Measure", "Linkage", "Aggregation"], CHOICE),
+    # Objects, whose own tests say what they cannot be.
+    **dict.fromkeys(["bool", "ClientDP", "WireDtype", "GivenPenalty"], UNTESTED),
+    **dict.fromkeys(["str | Mapping[int, str]", "Penalty | Literal['auto']"], UNTESTED),
+    "NotNegative | Callable[[int, int], float]": UNTESTED,
+    "Annotated[Regularizer, check_regularizer]": UNTESTED,
 }
-KINDS = {name: kind for words, kind in WORDS.items() for name in words.split()}
-STRICTER = {
-    (name, "lam"): POSITIVE
-    for name in ("FedEASE", "FLAME", "PFedMe", "PFedMeMatched", "LpProjADMM")
-}
-STRICTER[("FedDyn", "alpha")] = POSITIVE
 
 # What constructors cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {
@@ -87,8 +70,9 @@ def given(kind: Any, **settings: Any) -> Any:
 
 @each_strategy
 def test_what_a_setting_cannot_be_is_refused_by_name(kind: Any) -> None:
-    for name in parameters_of(kind):
-        values, types = STRICTER.get((kind.__name__, name), KINDS[name])
+    for name, parameter in parameters_of(kind).items():
+        annotation = str(parameter.annotation).removesuffix(" | None")
+        values, types = CHOICE if annotation.startswith("Literal") else WRONG[annotation]
         for error, wrong in ((ValueError, values), (TypeError, types)):
             for value in wrong:
                 with refused(error, name, value):
@@ -102,8 +86,7 @@ def test_a_strategy_made_of_its_settings_has_the_same(kind: Any) -> None:
     settings = strategy.settings()
     assert list(settings) == list(parameters)
     assert (settings["seed"], settings["node_timeout"]) == (3, 7.0)
-    follow = {"start_at", "averaging"} if kind is library.FedMCADMM else set()
-    for name in parameters.keys() - {"seed", "node_timeout", *NEEDED, "eps2", *follow}:
+    for name in parameters.keys() - {"seed", "node_timeout", *NEEDED, "eps2"}:
         assert settings[name] == parameters[name].default, name
     assert kind(**settings).settings() == settings
 

@@ -242,6 +242,8 @@ class Federation(InProcessGrid):
         The nodes that got a query after the run had begun.
     deaf_for : int
         How often `pull_messages` has nothing to say.
+    away : set of int
+        Clients, one on each node, that are not connected.
     """
 
     def __init__(
@@ -269,12 +271,14 @@ class Federation(InProcessGrid):
         self.server_round = 0
         self.asked: list[int] = []
         self.deaf_for = 0
+        self.away: set[int] = set()
 
     def get_node_ids(self) -> list[int]:
         nodes = super().get_node_ids()
         if self.online is not None:
             known = [r for r in self.online if r <= self.server_round + 1]
             nodes = list(self.online[max(known)])
+        nodes = [node for node in nodes if node - node_of(0) not in self.away]
         if self.random is not None:
             self.random.shuffle(nodes)
         return nodes

@@ -17,12 +17,12 @@ Weights = Literal["uniform", "size"]
 Duals = Literal["strategy", "client"]
 
 
-def participants_mean(arrays: Arrays, replies: Mapping[int, Reply], weights: Weights) -> Arrays:
+def participants_mean(arrays: Arrays, replies: Mapping[int, Reply], weights: str) -> Arrays:
     """Return the mean of the uploads' arrays of these names, plain or weighted by examples."""
     return average(arrays, replies, mean_weights(replies, weights))
 
 
-def mean_weights(replies: Mapping[int, Reply], weights: Weights) -> NDArray[np.float64]:
+def mean_weights(replies: Mapping[int, Reply], weights: str) -> NDArray[np.float64]:
     """Return the weights of replies in their mean: n_i, or all alike."""
     sizes = np.array([reply.num_examples for reply in replies.values()])
     return sizes if weights == "size" else np.ones_like(sizes)

@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 from ...maths.blocks import Arrays
 from ...runtime.algorithm import OnClient
+from ...runtime.messages.records import Reply
 from ...runtime.messages.schema import Instruction
 from ...runtime.strategy import StatefulStrategy
+from .base import participants_mean
 
 
 class OneMessageStrategy(StatefulStrategy):
@@ -61,6 +63,9 @@ class OneModelStrategy(OneMessageStrategy):
         The parameters of `StatefulStrategy`.
     """
 
+    weights = "size"
+    """Whether w is the mean weighted by examples, or, with "uniform", the plain one."""
+
     def init_state(self, arrays: Arrays) -> ModelState:
         """Start with w^0, the initial model."""
         return ModelState(arrays)
@@ -68,6 +73,10 @@ class OneModelStrategy(OneMessageStrategy):
     def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return w."""
         return {"model": self.state.model}
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Set w to the mean of the participants' uploads."""
+        self.state.model = participants_mean(self.state.model, replies, self.weights)
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w; a personal model stays with its client."""

@@ -13,6 +13,7 @@ Bartlett, ICML 2018, arXiv:1803.01498. The mathematics is Flower's own; see docs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
@@ -50,26 +51,23 @@ def taken_for_false(malicious: float, num_uploads: int) -> int:
 
 
 def check_enough(rule: RuleName, malicious: float, num_uploads: int) -> None:
-    """Raise ValueError if so few uploads are no work for a rule; the message says how many are."""
-    n, f = num_uploads, taken_for_false(malicious, num_uploads)
-    if rule in ("krum", "multi-krum") and n - f - 2 < 1:
-        why = (
-            f"of which malicious={malicious:g} takes {f} for false, so that a score is over "
-            f"n - f - 2 = {n - f - 2} neighbours: expected at least 1"
-        )
-    elif rule == "median" and n < 3:
-        why = "expected at least 3: the median of two is their mean"
-    elif rule == "trimmed-mean" and malicious > 0 and f < 1:
-        why = (
-            f"of which malicious={malicious:g} cuts nobody off: expected at least "
-            f"{int(np.ceil(1 / malicious - 1e-9))}"
-        )
+    """Raise ValueError if so few uploads are no work for a rule; the message says how many are.
+
+    A score of Krum's is over n - f - 2 neighbours, the median of two is their mean, and a trimmed
+    mean is to cut off one upload at least.
+    """
+    if rule == "median":
+        least = 3.0
+    elif rule == "trimmed-mean":
+        least = math.ceil(1 / malicious - 1e-9) if malicious else 1
     else:
-        return
-    raise ValueError(
-        f"A round has {n} uploads for aggregation={rule!r}, {why}. Let more clients train in a "
-        "round, change malicious, or take another aggregation."
-    )
+        least = math.floor(2 / (1 - malicious) + 1e-9) + 1 if malicious < 1 else math.inf
+    if num_uploads < least:
+        raise ValueError(
+            f"A round has {num_uploads} uploads, expected {least:g} or more for "
+            f"aggregation={rule!r} with malicious={malicious:g}. Let more clients train in a "
+            "round, change malicious, or take another aggregation."
+        )
 
 
 def aggregate(rule: RuleName, malicious: float, uploads: Sequence[Arrays]) -> Arrays:

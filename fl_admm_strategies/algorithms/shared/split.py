@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ...maths.blocks import Arrays, Spec, compile_pattern, matching, spec_of
-from ...maths.checks import listing
+from ...maths.checks import Count, listing
+from ...maths.schedules import StepSize
 from ...runtime.algorithm import OnClient
-from ...runtime.messages.records import Reply
 from ...runtime.messages.schema import Instruction
 from ...runtime.uploads import Upload
-from .base import Weights, participants_mean
-from .models import OneMessageStrategy, on_client
+from .base import Weights
+from .models import ModelState, OneModelStrategy, on_client
 
 PERSONAL_HEAD = "^personal_head[.]"
 """v_i of a `clients.TwoHeaded`."""
 SHARED_PART = "; global_arrays has the shared part"
 
 
-@dataclass
-class SplitState:
-    """u, the shared arrays."""
+@dataclass(frozen=True)
+class SplitInstruction(Instruction):
+    """What a client gets: u, and how to train it, with v_i beside it."""
 
-    model: Arrays
+    shared: Arrays
+    personal: str | None
+    lr: float
+    local_epochs: int
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,15 @@ class SplitEvaluation(Instruction):
     personal: str | None
 
 
-class SplitStrategy(OneMessageStrategy):
+class SplitStrategy(OneModelStrategy):
     """Base of the methods that average a part of the model, while the rest stays with the clients.
 
     Parameters
     ----------
+    lr : float or callable (default: 0.1)
+        eta, the step size of what the method trains together with u.
+    local_epochs : int (default: 1)
+        tau, local epochs.
     weights : {"size", "uniform"} (default: "size")
         Whether u is the mean of the participants' u_i weighted by their examples, or the plain one.
     **base
@@ -50,15 +57,23 @@ class SplitStrategy(OneMessageStrategy):
     kinds: ClassVar = {"personal": "personal model", "global": "shared part"}
     personal: str | None = field(init=False)
     """Regular expression searched in the names of the arrays: v_i. None: nothing is personal."""
+    two_headed: ClassVar[str] = ""
+    """The class of the clients' models, where these need two heads."""
 
+    message_type: ClassVar[type[Instruction]] = SplitInstruction
+
+    lr: StepSize = 0.1
+    local_epochs: Count = 1
     weights: Weights = "size"
 
     upload = Upload("mean")
 
-    def init_state(self, arrays: Arrays) -> SplitState:
+    def init_state(self, arrays: Arrays) -> ModelState:
         """Start with u^0, the shared part of the initial model."""
+        if self.two_headed:
+            check_two_headed(arrays, self.two_headed)
         pattern = compile_pattern("personal", self.personal)
-        return SplitState(shared_part(arrays, pattern, self.trained))
+        return ModelState(shared_part(arrays, pattern, self.trained))
 
     def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return u, and what is personal."""
@@ -68,10 +83,6 @@ class SplitStrategy(OneMessageStrategy):
         """Return the shared arrays' names, shapes and dtypes."""
         return spec_of(self.state.model)
 
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Set u to the mean of the participants' u_i."""
-        self.state.model = participants_mean(self.state.model, replies, self.weights)
-
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, SplitEvaluation]:
@@ -80,9 +91,9 @@ class SplitStrategy(OneMessageStrategy):
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return u; v_i stays with its client."""
-        if kind == "personal":
-            return on_client(self, SHARED_PART)
-        return {name: array.copy() for name, array in self.state.model.items()}
+        return (
+            on_client(self, SHARED_PART) if kind == "personal" else super().model(kind, client_id)
+        )
 
 
 def shared_part(

@@ -95,16 +95,12 @@ class Grid(Federation):
         away: Collection[int] = (),
     ) -> None:
         self.client_class, self.model = client_class, model
-        self.away = set(away)
         configs = [{"partition-id": i} for i in range(len(A))]
         super().__init__(client_app(self._client_fn), len(A), node_configs=configs)
+        self.away = set(away)
 
     def _client_fn(self, context: Context) -> Any:
         return make_client(self.client_class, context, self.model).to_client()
-
-    def get_node_ids(self) -> list[int]:
-        away = {node_of(client) for client in self.away}
-        return [node for node in super().get_node_ids() if node not in away]
 
     def own(self, client: int) -> dict[str, NDArray[Any]]:
         """Return the model that a client keeps."""
@@ -117,12 +113,6 @@ class Grid(Federation):
     def own_w(self, *clients: int) -> list[float]:
         """Return the one parameter of the models that clients keep."""
         return [float(self.own(client)["w"].item()) for client in clients]
-
-    def forget(self, client: int) -> None:
-        """Take from a client what it keeps."""
-        state = self.context(node_of(client)).state
-        for key in list(state):
-            del state[key]
 
     def sent_in(self, kind: str, server_round: int) -> dict[int, RecordDict]:
         """Return what clients were sent in a phase."""

@@ -20,7 +20,7 @@ from clients import CFLClient, TorchClient, client_app
 from fl_admm_strategies import CFL
 from fl_admm_strategies.algorithms.cfl import bipartition, directions, norms
 from tests.fl_admm_strategies.algorithms.quadratics import follow
-from tests.support.federation import Federation, node_of
+from tests.support.federation import Federation
 from tests.support.refusals import refused
 
 UPDATES = np.array([[0.9, 0.1], [0.8, 0.3], [-0.7, 0.2], [-0.9, -0.1], [0.1, -0.5]])
@@ -58,14 +58,10 @@ class Clients(Federation):
     model = Linear
 
     def __init__(self, updates: Any = UPDATES, away: Collection[int] = ()) -> None:
-        self.away = set(away)
         app = client_app(lambda context: linear_client(CFLClient, context, updates).to_client())
         configs = [{"partition-id": i} for i in range(len(updates))]
         super().__init__(app, len(updates), node_configs=configs)
-
-    def get_node_ids(self) -> list[int]:
-        away = {node_of(client) for client in self.away}
-        return [node for node in super().get_node_ids() if node not in away]
+        self.away = set(away)
 
 
 def run(strategy: CFL, grid: Any, *rounds: Sequence[int], **options: Any) -> list[Any]:

@@ -98,7 +98,7 @@ def test_a_step_by_hand() -> None:
     client = client_of(FedRoDClient, two_headed, new_context())
     first = {name: tensor.numpy() for name, tensor in two_headed().state_dict().items()}
     shared = {name: array for name, array in first.items() if "personal" not in name}
-    asked = FedRoDInstruction(shared, "^personal_head[.]", 0.7, 0.2, 1)
+    asked = FedRoDInstruction(shared, "^personal_head[.]", 0.2, 1, gamma=0.7)
     upload, _, metrics = client.fit(*received(asked))
 
     inputs, labels = dataset(2).tensors
@@ -155,7 +155,7 @@ def fit(model: nn.Module, batch: Any, loss_fn: Any = nn.CrossEntropyLoss()) -> N
     two = TwoHeaded.of(model)
     first = {n: t.numpy() for n, t in two.state_dict().items() if "personal" not in n}
     client = FedRoDClient(new_context(), two, [batch], loss_fn)
-    client.fit(*received(FedRoDInstruction(first, "^personal_head[.]", 1.0, 0.1, 1)))
+    client.fit(*received(FedRoDInstruction(first, "^personal_head[.]", 0.1, 1, gamma=1.0)))
 
 
 def test_what_is_no_classification_is_refused() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Context, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.client import NumPyClient
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
@@ -70,6 +70,10 @@ def target_client(
 
 MINIMISERS = {
     "FedADMM": (partial(FedADMM, rho=0.5, lr=0.3, local_epochs=10), FedADMMClient),
+    "FedADMM-published": (
+        partial(FedADMM, rho=0.5, lr=0.3, local_epochs=10, published=True),
+        FedADMMClient,
+    ),
     "FedADMM-size-client": (
         partial(FedADMM, rho=0.5, lr=0.3, local_epochs=10, weights="size", duals="client"),
         FedADMMClient,
@@ -184,24 +188,18 @@ def test_the_number_of_clients_that_fedmc_began_with_is_a_scale_of_the_objective
 # --- What a joining client is sent ----------------------------------------------------------------
 
 
-class Recording(Federation):
-    """Keeps the training messages by round and node."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.messages: dict[tuple[int, int], RecordDict] = {}
-
-    def push_messages(self, messages: Any) -> list[str]:
-        messages = list(messages)
-        for message in messages:
-            if message.metadata.message_type == MessageType.TRAIN:
-                key = (int(message.metadata.group_id), message.metadata.dst_node_id)
-                self.messages[key] = message.content
-        return super().push_messages(messages)
+def sent_to_joining(grid: Federation, server_round: int) -> RecordDict:
+    """Return the training message to the client that joins, on node 5."""
+    (content,) = (
+        m.content for m in grid.phase("train", server_round) if m.metadata.dst_node_id == 5
+    )
+    return content
 
 
-def start_recorded(strategy: StatefulStrategy, client_class: Any, num_rounds: int = 4) -> Recording:
-    grid = Recording(client_app(client_fn_of(client_class)), PARTITIONS, FROM_ROUND_3)
+def start_recorded(
+    strategy: StatefulStrategy, client_class: Any, num_rounds: int = 4
+) -> Federation:
+    grid = Federation(client_app(client_fn_of(client_class)), PARTITIONS, FROM_ROUND_3)
     strategy.start(grid, initial_arrays(), num_rounds)
     return grid
 
@@ -221,13 +219,13 @@ def test_a_client_that_joins_fpfc_first_trains_on_its_own_from_the_global_model(
         if server_round == 3:
             thetas.extend(theta_of(strategy.state.pairs, 2, other) for other in (0, 1, 3))
 
-    grid = Recording(client_app(client_fn_of(FPFCClient)), PARTITIONS, FROM_ROUND_3)
+    grid = Federation(client_app(client_fn_of(FPFCClient)), PARTITIONS, FROM_ROUND_3)
     strategy.start(grid, initial_arrays(), 4, on_round=on_round)
-    first = grid.messages[3, 5]
+    first = sent_to_joining(grid, 3)
     assert first.config_records["config"]["rho"] == 0
     assert_allclose(vector_of(first["arrays"]), models[2].mean(axis=0), rtol=1e-6)
     assert "arrays.start" not in first
-    second = grid.messages[4, 5]
+    second = sent_to_joining(grid, 4)
     assert second.config_records["config"]["rho"] == 1
     assert "arrays.start" not in second
     # v_ij = 0 at first contact, so theta_ij is the proximal operator of the difference itself.
@@ -245,7 +243,7 @@ def test_the_weight_of_a_joining_client_by_size() -> None:
     assert_allclose(
         strategy.state.clients.column("alpha"), np.array([10, 11, 12, 14]) / 35, rtol=1e-15
     )
-    rule = json.loads(str(grid.messages[3, 5].config_records["config"]["rule"]))
+    rule = json.loads(str(sent_to_joining(grid, 3).config_records["config"]["rule"]))
     assert rule["share"] == 12 / 35 * 3  # m alpha_i
     assert strategy.traffic[3].down > strategy.traffic[2].down
 
@@ -260,9 +258,9 @@ def test_a_joining_client_begins_at_w(published: bool, duals: Any) -> None:
     def on_round(server_round: int, metrics: Any) -> None:
         models[server_round] = strategy.state.w.copy()
 
-    grid = Recording(client_app(client_fn_of(FedADMMClient)), PARTITIONS, FROM_ROUND_3)
+    grid = Federation(client_app(client_fn_of(FedADMMClient)), PARTITIONS, FROM_ROUND_3)
     strategy.start(grid, initial_arrays(), 4, on_round=on_round)
-    content = grid.messages[3, 5]
+    content = sent_to_joining(grid, 3)
     assert_array_equal(vector_of(content["arrays"]), models[2])
     assert dict(content["arrays.start"]) == {}
-    assert "arrays.start" not in grid.messages[4, 5]
+    assert "arrays.start" not in sent_to_joining(grid, 4)

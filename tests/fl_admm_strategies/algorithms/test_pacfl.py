@@ -43,10 +43,11 @@ class Clients(Federation):
         away: Collection[int] = (5,),
         data: Any = None,
     ) -> None:
-        self.client_class, self.away = client_class, set(away)
+        self.client_class = client_class
         self.data = [*X, X[like]] if data is None else data
         configs = [{"partition-id": i} for i in range(len(self.data))]
         super().__init__(client_app(self._client_fn), len(self.data), node_configs=configs)
+        self.away = set(away)
 
     def _client_fn(self, context: Context) -> Any:
         i = int(context.node_config["partition-id"])
@@ -57,10 +58,6 @@ class Clients(Federation):
         return self.client_class(
             context, model, [batch], nn.CrossEntropyLoss(), **loaders
         ).to_client()
-
-    def get_node_ids(self) -> list[int]:
-        away = {node_of(client) for client in self.away}
-        return [node for node in super().get_node_ids() if node not in away]
 
 
 def pacfl(threshold: float, **settings: Any) -> PACFL:
