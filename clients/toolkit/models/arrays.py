@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import listing
-from fl_admm_strategies.runtime.messages.records import owned, room_for
+from fl_admm_strategies.runtime.messages.records import owned
 from fl_admm_strategies.runtime.trust import layout
 from fl_admm_strategies.runtime.trust.layout import BUFFER, FROZEN, TRAINED, wrapper_of
 
@@ -217,34 +217,6 @@ def to_array(tensor: Tensor, *, to_send: bool = False) -> NDArray[Any]:
     """Return a tensor as a numpy array of its own, as it travels: half precision as float32."""
     array: NDArray[Any] = in_full(tensor.detach()).cpu().numpy()
     return owned(array) if to_send else array.copy()
-
-
-class Room:
-    """Room for tensors like others, that are then kept or sent without being copied again.
-
-    Attributes
-    ----------
-    tensors : dict of str to Tensor
-        To be written; what is in them is anything.
-    """
-
-    def __init__(self, like: Mapping[str, Tensor]) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        self._packed: dict[str, Callable[[], NDArray[Any]]] = {}
-        for name, tensor in like.items():
-            if tensor.is_cpu:
-                shape, dtype = tuple(tensor.shape), tensor.numpy().dtype
-                array, self._packed[name] = room_for(shape, dtype)
-                self.tensors[name] = torch.from_numpy(array)
-            else:
-                self.tensors[name] = torch.empty_like(tensor)
-
-    def packed(self) -> Arrays:
-        """Return them as arrays, once they are written for the last time."""
-        return {
-            name: self._packed[name]() if name in self._packed else to_array(tensor, to_send=True)
-            for name, tensor in self.tensors.items()
-        }
 
 
 def to_read(array: NDArray[Any]) -> Tensor:
