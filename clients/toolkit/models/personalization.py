@@ -199,7 +199,7 @@ def _layers(model: nn.Module, n: int) -> list[dict[str, nn.Module]]:
     layers = _layers_of(model)
     if not 1 <= n < len(layers):
         raise ValueError(
-            f"n is {n}, expected 1 or more, and fewer than the {len(layers)} layers of the model, a "
+            f"n is {n}, expected 1 or more and fewer than the {len(layers)} layers of the model, a "
             f"{type(model).__name__}, that have parameters ({_names_of(model, layers)}). FedADMM "
             "shares a whole model."
         )
