@@ -51,7 +51,7 @@ def frozen_layers_applied(problem: LocalProblem) -> LocalProblem:
     inputs, targets = loader.on(problem.device).dataset.tensors
     made: list[Tensor] = []
     with torch.no_grad():
-        for part in inputs.split(loader.batch_size):
+        for part in torch.split(inputs, loader.batch_size):
             made.append(head(part))
             if made[0].nbytes * len(loader) > MOST_BYTES:
                 return problem

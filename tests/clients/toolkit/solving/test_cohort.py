@@ -253,7 +253,7 @@ def test_batches_that_a_method_draws_itself_are_those_that_it_draws_alone(batche
         return make(i, loader=loader, client_class=PFedMeClient)  # type: ignore[arg-type,return-value]
 
     def message(made: PFedMeClient, i: int) -> Any:
-        asked = PFedMeInstruction(made.arrays(), 1.0, 0.1, 0.5, 9, 2, "warm", None)
+        asked = PFedMeInstruction(made.arrays(), 1.0, 0.1, 0.5, 9, 2, None)
         return received(asked, seed=i)
 
     clients = [client(i) for i in range(3)]
