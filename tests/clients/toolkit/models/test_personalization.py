@@ -53,7 +53,7 @@ def normalised() -> nn.Module:
 
 
 def test_parts_have_the_sizes_of_the_papers_table() -> None:
-    """docs/methods/fedapm-notes.md, P14: CIFAR-10 with output, KU-HAR (8 classes) with split input."""
+    """docs/methods/fedapm-notes.md, P14: CIFAR-10 with output, KU-HAR with split input."""
     cnn = model_of("cnn-cifar", (3, 32, 32), 10)
     v, u = parts(cnn, output_layers(cnn, 2))
     assert (size(cnn, v), size(cnn, u)) == (263_562, 5_088)
