@@ -61,7 +61,7 @@ class PACFLClient(CFLClient):
         if not all(isinstance(batch.inputs, Tensor) for batch in batches):
             raise ValueError(
                 f"The batches' inputs are {type(batches[0].inputs).__name__}, expected one tensor, "
-                "whose directions PACFL compares. Give split_batch."
+                "as PACFL compares their directions. Give split_batch."
             )
         rows = torch.cat([batch.inputs.flatten(1) for batch in batches]).cpu().double().numpy()
         if not asked.per_class:
@@ -115,7 +115,7 @@ class IFCAClient(TorchClient[IFCAInstruction]):
 
 
 def basis_of(rows: NDArray[Any], num_vectors: int) -> NDArray[Any]:
-    """Return the first left singular vectors of data whose samples are columns, fewer if there are.
+    """Return the first left singular vectors of data with samples as columns, or fewer.
 
     A vector's sign is what NumPy's decomposition returns, as in the authors' code; of our measures
     "entrywise-signed" alone depends on it.

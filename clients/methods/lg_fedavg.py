@@ -8,6 +8,6 @@ from .fedsim import FedSimClient
 
 
 class LGFedAvgClient(FedSimClient):
-    """Client of `LGFedAvg`: `FedSimClient`, whose personal layers are the lower ones."""
+    """Client of `LGFedAvg`: `FedSimClient` with personal lower layers."""
 
     strategy = LGFedAvg

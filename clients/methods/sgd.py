@@ -65,8 +65,8 @@ class SGDClient(TorchClient[FedAvgInstruction]):
     def seed(self, config: Scalars) -> None:
         """Make torch's randomness that of this client in this round.
 
-        Flower's own FedAvg tells everybody the run's seed; what a client makes of it is what a
-        strategy of this library would have told it.
+        Flower's own FedAvg sends the run's seed to all clients. A client makes of it the seed that
+        a strategy of this library would have sent.
         """
         if "run" not in config:
             client = int(self.context.node_config.get("partition-id", self.context.node_id))

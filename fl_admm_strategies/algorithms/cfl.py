@@ -54,7 +54,7 @@ def bipartition(updates: Updates, linkage: Literal["single", "complete"]) -> NDA
 
 
 def directions(updates: Updates) -> Updates:
-    """Return updates as vectors of length 1; one that is 0 stays 0."""
+    """Return updates as vectors of length 1; an update of 0 stays 0."""
     lengths = np.linalg.norm(updates, axis=1, keepdims=True)
     units: Updates = updates / np.maximum(lengths, np.finfo(np.float64).tiny)
     return units

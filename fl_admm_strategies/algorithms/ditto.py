@@ -59,7 +59,7 @@ class Ditto(RobustStrategy, OneModelStrategy, OwnModelsStrategy):
     -----
     Both steps of a round start from what the client has when w arrives: the global one from w, the
     personal one from v_i, pulled to that same w. A client that lost its v_i starts again from w^0,
-    one that joins in mid-run, of which the paper does not speak, from w.
+    a client that joins in mid-run, of which the paper does not speak, from w.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class Ditto(RobustStrategy, OneModelStrategy, OwnModelsStrategy):
         if self.weights == "size" and self.aggregation != "mean":
             raise ValueError(
                 f"weights is 'size', expected 'uniform' beside aggregation={self.aggregation!r}, "
-                "in which every upload counts alike."
+                "in which all uploads have the same weight."
             )
 
     def init_state(self, arrays: Arrays) -> OwnModelState:

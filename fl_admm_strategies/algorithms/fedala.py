@@ -1,4 +1,4 @@
-"""FedALA: FedAvg whose clients start each round between the global model and their own.
+"""FedALA: FedAvg with clients that start each round between the global model and their own.
 
     theta <- theta_i + (w - theta_i) * W_i   in the top layers,   theta <- w   below
 
@@ -88,6 +88,6 @@ class FedALA(OneModelStrategy):
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedALAEvaluation]:
-        """Send w to everybody."""
+        """Send w to all."""
         evaluation = FedALAEvaluation.of(self, server_round, model=self.state.model)
         return dict.fromkeys(client_ids, evaluation)

@@ -70,7 +70,7 @@ class FedALS(TotalsStrategy, ExactCompletion):
     A client sends the change of its part in the sums since its last accepted upload, so the server
     knows the sum alone, and its memory is O(r^2 n): r (r + 3)/2 numbers for each item go up. When
     a client has left, or has lost its state, all send their whole part again, since no
-    part can be taken out of the sum. Until all have done so V is of those who have.
+    part can be taken out of the sum. Until then V is that of the clients in the sums.
 
     Evaluation reports ``loss``, the objective over the number of clients, and what else
     `CompletionStrategy` says; the users' factors are those that minimise at the V of the message.

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are pulled towards the model that they received.
+"""FedProx: FedAvg with clients that are pulled towards the model that they received.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks",
 MLSys 2020, arXiv:1812.06127: Algorithm 2; see docs/methods/fedprox.md. The client is
@@ -40,7 +40,7 @@ class FedProx(OneModelStrategy):
         eta, the clients' step size.
     local_epochs : int or callable (default: 1)
         E, local epochs. A callable gets (round, client id): `RandomEpochs` for clients of unequal
-        power, whose unfinished work counts in the paper.
+        power; their unfinished work counts in the paper.
     **base
         The parameters of `StatefulStrategy`.
 
@@ -61,7 +61,7 @@ class FedProx(OneModelStrategy):
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedProxInstruction]:
-        """Send w to everybody."""
+        """Send w to all."""
         epochs = {c: epochs_in(server_round, c, self.local_epochs) for c in client_ids}
         asked = {
             number: FedProxInstruction.of(

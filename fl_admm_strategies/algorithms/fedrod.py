@@ -1,7 +1,7 @@
-"""FedRoD: one network, two heads: a generic one that is everybody's and a personal one beside it.
+"""FedRoD: one network, two heads: a generic one for all clients and a personal one beside it.
 
-The generic head and the features under it are trained on balanced softmax, as if all clients had
-all classes alike, and averaged; the personal head is trained on the client's own loss on top of
+The generic head and the features under it are trained on balanced softmax, as if all classes were
+equally frequent, and averaged; the personal head is trained on the client's own loss on top of
 both, and stays.
 
 Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR

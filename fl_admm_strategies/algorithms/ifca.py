@@ -30,7 +30,7 @@ from .shared.clustered import ClusteredState, ClusteredStrategy, Clusters
 
 TOOK, LOSS = "took-", "assigned-loss"
 """Metrics of a client: ``took-K``, 1 for the model that it took and 0 for all others (the paper's
-one-hot s_i, whose means are shares of the clients), and f_i there."""
+one-hot s_i, of which the means are shares of the clients), and f_i there."""
 
 
 @dataclass
@@ -90,8 +90,8 @@ class IFCA(ClusteredStrategy):
     weights : {"uniform", "size"} (default: "uniform")
         Whether the mean of models is the plain one or weighted by examples.
     restarts : int (default: 1)
-        Starts that are tried, one after another, each with other models. The one whose models have
-        the least mean training loss goes on.
+        Starts that are tried, one after another, each with other models. The start with the least
+        mean training loss goes on.
     restart_rounds : int (default: 20)
         Rounds of training of each; one more measures the loss on all clients.
     **base
@@ -99,10 +99,10 @@ class IFCA(ClusteredStrategy):
 
     Notes
     -----
-    Means are over the participants that took a model; one that no client took stays as it is. In
-    `clusters()` a client is where it was last assigned, when it trained or when it was evaluated;
-    one that never was is in the first cluster. A client that joins takes the model of least loss,
-    as all do. A subclass that starts from other models overrides `starting_model`.
+    Means are over the participants that took a model; a model that no client took stays as it is.
+    In `clusters()` a client is where it was last assigned, when it trained or when it was
+    evaluated; a client that never was is in the first cluster. A client that joins takes the model
+    of least loss, as all do. A subclass that starts from other models overrides `starting_model`.
     """
 
     method: ClassVar = "IFCA"

@@ -53,7 +53,7 @@ class LocalSGD(OneModelStrategy):
     kinds: ClassVar = {"global": "one global model"}
     message_type: ClassVar = LocalSGDInstruction
     upload = Upload("mean", stateless=True)
-    weights = "uniform"
+    mean_weights = "uniform"
 
     lr: StepSize = 0.5
     local_steps: Count = 5

@@ -47,7 +47,7 @@ class PACFLQuestion(Instruction):
 
 
 class DataClusters(Clusters):
-    """Clusters of clients whose data lie alike.
+    """Clusters of clients with similar data.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def complaint(client: int, basis: Basis, features: int) -> str | None:
 
 
 class PACFL(ClusteredStrategy):
-    """Federated learning in clusters of clients whose data lie alike (PACFL).
+    """Federated learning in clusters of clients with similar data (PACFL).
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ class PACFL(ClusteredStrategy):
         return Handshake(dict.fromkeys(client_ids, question), spec, self._other_spaces)
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
-        """Start with the client's basis; raise ValueError if one that joins has other inputs."""
+        """Start with the client's basis; raise ValueError if a new client has other inputs."""
         if reply is None:
             return {}
         basis = reply.arrays[BASIS]
@@ -191,7 +191,7 @@ class PACFL(ClusteredStrategy):
         return {BASIS: basis}
 
     def _other_spaces(self, replies: Mapping[int, Reply]) -> dict[int, str]:
-        """Return whose directions are not in the space of most clients' inputs."""
+        """Return which directions are not in the space of most clients' inputs, and why."""
         bases = {client: reply.arrays[BASIS] for client, reply in replies.items()}
         ((features, _),) = Counter(map(len, bases.values())).most_common(1)
         found = {client: complaint(client, basis, features) for client, basis in bases.items()}

@@ -30,7 +30,7 @@ KINDS = {"personal": "personal model", "global": "one global model"}
 
 @dataclass(frozen=True)
 class PFedMeInstruction(Instruction):
-    """What a client gets: w. `upload` is empty for one that is not averaged."""
+    """What a client gets: w. `upload` is empty where the client is not averaged."""
 
     model: Arrays
     lam: float

@@ -1,4 +1,4 @@
-"""SCAFFOLD: FedAvg whose clients correct their steps by how their gradient differs from the mean.
+"""SCAFFOLD: FedAvg with steps that are corrected by the client's difference to the mean gradient.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for
 Federated Learning", ICML 2020, arXiv:1910.06378: Algorithm 1 with option II; see
@@ -63,8 +63,8 @@ class SCAFFOLD(TotalsStrategy, OneModelStrategy):
 
     Notes
     -----
-    All clients count alike. Messages are twice as large as FedAvg's in both directions. When a
-    client has left, or has lost its c_i, all control variates begin again at 0.
+    All clients have the same weight. Messages are twice as large as FedAvg's in both directions.
+    When a client has left, or has lost its c_i, all control variates begin again at 0.
 
     Examples
     --------

@@ -299,28 +299,21 @@ def test_mods_around_such_a_handler_are_refused_by_a_sentence() -> None:
         FedADMM(lr=0.5).start(grid, initial_arrays(), 3)
 
 
-@pytest.mark.parametrize("per_node", [1, 3])
-def test_every_hosted_client_passes_a_mod_with_its_own_message(per_node: int) -> None:
-    seen: list[tuple[int, list[str], float]] = []
+def test_every_hosted_client_passes_a_mod_with_its_own_message() -> None:
+    seen: list[tuple[int, list[str]]] = []
 
     def watching(message: Any, context: Any, call_next: Any) -> Any:
         (record,) = message.content.array_records.values()
-        shown = [list(record), float(sum(a.numpy().sum() for a in record.values()))]
-        reply = call_next(message, context)
-        (upload,) = reply.content.array_records.values()
-        assert list(upload) == shown[0]
-        seen.append((context.node_config["partition-id"], *shown))
-        return reply
+        seen.append((context.node_config["partition-id"], list(record)))
+        return call_next(message, context)
 
-    total = None if per_node == 1 else NUM_CLIENTS
-    app = client_app(client_fn_of(FedADMMClient), num_clients=total, mods=[watching])
-    strategy = FedADMM(rho=0.1, lr=0.5, seed=1, fraction_evaluate=0.0)
-    strategy.start(Federation(app, NUM_CLIENTS // per_node), initial_arrays(), 2)
-    assert sorted(client for client, *_ in seen) == sorted([*range(NUM_CLIENTS)] * 2)
-    assert all(names == list(initial_arrays()) for _, names, _ in seen)
-    plain = FedADMM(rho=0.1, lr=0.5, seed=1, fraction_evaluate=0.0)
-    plain.start(Federation(client_app(client_fn_of(FedADMMClient)), 6), initial_arrays(), 2)
-    assert_same_bits(strategy.state_dict(), plain.state_dict())  # it has changed nothing
+    runs = []
+    for mods in ([watching], []):
+        app = client_app(client_fn_of(FedADMMClient), num_clients=NUM_CLIENTS, mods=mods)
+        runs.append(FedADMM(rho=0.1, lr=0.5, seed=1, fraction_evaluate=0.0))
+        runs[-1].start(Federation(app, 2), initial_arrays(), 2)
+    assert sorted(seen) == [(c, list(initial_arrays())) for c in range(NUM_CLIENTS) for _ in (1, 2)]
+    assert_same_bits(runs[0].state_dict(), runs[1].state_dict())  # it has changed nothing
 
 
 def test_what_a_mod_changed_is_what_the_client_is_told_that_it_sent() -> None:

@@ -42,7 +42,6 @@ from tests.support.federation import (
     assert_equal_to_rounding,
     client_fn_of,
     initial_arrays,
-    make_client,
     method_state,
 )
 from tests.support.pace import fast
@@ -152,23 +151,6 @@ def test_a_run_begins_without_a_client_that_is_silent_before_it(case: Case, warn
     assert strategy.client_ids == list(range(LAST))
     assert len(warned("begins without", f"[{LAST}]")) == 1
     assert_equal_to_rounding(strategy, expected)
-
-
-@pytest.mark.parametrize("case", SHAKING, ids=lambda case: case.name)
-def test_a_client_that_answers_late_joins(case: Case) -> None:
-    tries: list[int] = []
-
-    def client_fn(context: Context) -> Any:
-        client = make_client(case.client_class, context)
-        if context.node_config["partition-id"] == LAST:
-            tries.append(1)
-            if len(tries) < 4:
-                raise OSError("not yet")
-        return client.to_client()
-
-    strategy = case.strategy(seed=1, fraction_evaluate=0.0)
-    strategy.start(Federation(client_app(client_fn), NUM_CLIENTS), case.initial_arrays(), 4)
-    assert strategy.client_ids == list(range(NUM_CLIENTS))
 
 
 @pytest.mark.parametrize("case", fast(["FPFC"], AT_ANY_PACE))

@@ -16,7 +16,6 @@ from torch import nn
 from clients import FedADMMClient, FPFCClient, SGDClient, client_app
 from fl_admm_strategies import FPFC, FedADMM, SmoothedSCAD, StatefulStrategy, made_by
 from fl_admm_strategies.runtime.messages import stamp as maker
-from tests.contract.checks import Plain
 from tests.support.cases import CHEAP, NUM_CLIENTS, case_of, grid_of, run
 from tests.support.federation import (
     Federation,
@@ -131,24 +130,6 @@ def test_the_client_of_fedavg_refuses_other_strategies() -> None:
             call([], made_by("FPFC"))
 
 
-def test_a_single_wrong_client_of_several_does_not_end_the_run() -> None:
-    """Else one that is drawn alone in round 1 could do so at will."""
-    case = case_of("FedProx")
-    settings = {"fraction_train": 0.1, "fraction_evaluate": 0, "seed": 1}
-    drawn = run(case, grid_of(case), 2, case.strategy(**settings))
-    (first,), (second,) = drawn.train_metrics[1], drawn.train_metrics[2]
-    assert first != second
-    strategy = case.strategy(**settings)
-
-    def client_fn(context: Context) -> Any:
-        if context.node_config["partition-id"] == first:
-            return Plain(context, strategy, {}).to_client()
-        return make_client(case.client_class, context).to_client()
-
-    run(case, Federation(client_app(client_fn), NUM_CLIENTS), 2, strategy)
-    assert list(strategy.train_metrics) == [2]
-
-
 def test_another_version_is_refused_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     with refused(ValueError, "version 2", "FPFC", 1):
         maker.check_reply_maker({"made-by.FPFC": 2}, "FPFC")
@@ -220,10 +201,3 @@ def test_a_client_app_written_for_fedavg_serves_a_strategy_for_any_client(
     assert strategy.evaluate_metrics[2][node_of(0)]["loss"] > 0
     first, last = initial_arrays()["head.weight"], strategy.global_arrays["head.weight"]
     assert not np.allclose(last.numpy(), first.numpy(), atol=1e-3)
-
-
-def test_where_it_cannot_even_train_the_error_says_what_is_needed() -> None:
-    with refused(RuntimeError, "FedAPMClient"):
-        case_of("FedAPM").strategy().start(
-            Federation(fedavg_app(), NUM_CLIENTS), initial_arrays(), 3
-        )

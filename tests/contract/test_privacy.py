@@ -35,7 +35,7 @@ from fl_admm_strategies import (
 from fl_admm_strategies.runtime.messages.noise import with_noise
 from tests.contract.checks import ROUNDS, SECRET, WEIGHTED, resumed
 from tests.support.cases import NUM_CLIENTS as M
-from tests.support.cases import Case, case_of, grid_of, run, sampling
+from tests.support.cases import case_of, grid_of, run, sampling
 from tests.support.federation import (
     Adding,
     Federation,
@@ -55,11 +55,6 @@ DP = ClientDP(clip=CLIP, noise_multiplier=Z, delta=DELTA)
 LOCAL = ClientDP(clip=CLIP, noise_multiplier=Z, delta=DELTA, noise_at="client")
 CLEAN = ClientDP(clip=CLIP, noise_multiplier=0, delta=DELTA)
 VICTIM = 3
-
-
-def begun(strategy: Any, case: Case, num_rounds: int, **options: Any) -> Any:
-    strategy.start(grid_of(case, **options), case.initial_arrays(), num_rounds)
-    return strategy
 
 
 def run_of(strategy: Any, client: Any, num_rounds: int, model: Any = None) -> Any:
@@ -100,7 +95,7 @@ def released(name: str, dp: ClientDP, seed: int, num_rounds: int, **options: Any
     settings = {"weights": "uniform"} if name in WEIGHTED else {}
     case = case_of(name)
     strategy = case.strategy(seed=seed, privacy=dp, fraction_evaluate=0, **settings)
-    return flat(begun(strategy, case, num_rounds, **options).global_model())
+    return flat(run(case, grid_of(case, **options), num_rounds, strategy).global_model())
 
 
 @pytest.mark.parametrize("name", fast(["FedAvg", "FedADMM-client-duals"], GAINS))

@@ -100,45 +100,8 @@ def test_a_client_that_sends_no_usable_model_is_named_and_missing(warned: Warned
         strategy.personal_models()
 
 
-class Deployed(InProcessGrid):
-    """A grid whose clients know of no simulation, as on a site of their own."""
-
-    def __init__(self, app: Any, num_nodes: int) -> None:
-        def alone(message: Message, context: Context) -> Message:
-            reply: Message = contextvars.Context().run(app, message, context)
-            return reply
-
-        super().__init__(alone, num_nodes)
-
-
-def collected(app: Any) -> list[int]:
-    strategy = Local(lr=0.1)
-    strategy.start(Deployed(app, 3), initial_arrays(), 1, collect=True)
-    return sorted(strategy.models().personal)
-
-
-def not_client_1(context: Context) -> bool:
-    return context.node_config["partition-id"] != 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, []),
-        ({"num_clients": 3}, []),
-        ({"may_collect": True, "num_clients": 3}, [0, 1, 2]),
-        ({"may_collect": not_client_1}, [0, 2]),
-    ],
-)
-def test_a_site_is_asked_whether_its_models_may_be_collected(
-    settings: dict[str, Any], expected: list[int], warned: Warned
-) -> None:
-    assert collected(client_app(client_fn_of(LocalClient), **settings)) == expected
-    assert all(warned(f"client {client}", "may_collect=True") for client in {0, 1, 2} - {*expected})
-
-
-@pytest.mark.parametrize("may_collect", [False, True])
-def test_handlers_of_ones_own_decide_as_well(may_collect: bool) -> None:
+def own_handlers(may_collect: bool) -> Any:
+    """Return an app with handlers of a user's own."""
     app = client_app()
 
     @app.train()
@@ -149,7 +112,37 @@ def test_handlers_of_ones_own_decide_as_well(may_collect: bool) -> None:
     def evaluate(message: Message, context: Context) -> Message:
         return answer(make_client(LocalClient, context), message)
 
-    assert collected(app) == ([0, 1, 2] if may_collect else [])
+    return app
+
+
+@pytest.mark.parametrize(
+    ("app", "expected"),
+    [
+        (client_app(client_fn_of(LocalClient), num_clients=3), []),
+        (client_app(client_fn_of(LocalClient), num_clients=3, may_collect=True), [0, 1, 2]),
+        (
+            client_app(
+                client_fn_of(LocalClient),
+                may_collect=lambda context: context.node_config["partition-id"] != 1,
+            ),
+            [0, 2],
+        ),
+        (own_handlers(False), []),
+        (own_handlers(True), [0, 1, 2]),
+    ],
+)
+def test_a_site_is_asked_whether_its_models_may_be_collected(
+    app: Any, expected: list[int], warned: Warned
+) -> None:
+    def alone(message: Message, context: Context) -> Message:
+        """Answer as on a site of its own, where the client knows of no simulation."""
+        reply: Message = contextvars.Context().run(app, message, context)
+        return reply
+
+    strategy = Local(lr=0.1)
+    strategy.start(InProcessGrid(alone, 3), initial_arrays(), 1, collect=True)
+    assert sorted(strategy.models().personal) == expected
+    assert all(warned(f"client {client}", "may_collect=True") for client in {0, 1, 2} - {*expected})
 
 
 SPLIT = ["FedAPM", "FedAlt", "FedRoD", "FedCP", "FedSim", "LG-FedAvg"]

@@ -23,7 +23,7 @@ def participants_mean(arrays: Arrays, replies: Mapping[int, Reply], weights: str
 
 
 def mean_weights(replies: Mapping[int, Reply], weights: str) -> NDArray[np.float64]:
-    """Return the weights of replies in their mean: n_i, or all alike."""
+    """Return the weights of replies in their mean: n_i, or all 1."""
     sizes = np.array([reply.num_examples for reply in replies.values()])
     return sizes if weights == "size" else np.ones_like(sizes)
 

@@ -63,7 +63,7 @@ class Clusters(ByClient):
         self.pending: dict[int, int] = {}
 
     def model_of(self, client: int) -> Arrays:
-        """Return the model of a client's cluster; the first for one that has none yet."""
+        """Return the model of a client's cluster; the first where it has none yet."""
         return self.models[self.of.get(client, self.pending.get(client, 0))]
 
     def split(self, replies: Mapping[int, Reply]) -> dict[int, dict[int, Reply]]:

@@ -10,12 +10,12 @@ from .models import OneMessageStrategy
 
 
 class EveryoneTrains(OneMessageStrategy):
-    """Who trains and who uploads, where a method's personal part moves in every client.
+    """Base of the methods in which all clients train, and the sampled ones upload.
 
     Parameters
     ----------
     everyone_trains : bool (default: True)
-        False: only those who are drawn train.
+        False: only the sampled clients train.
     **base
         The parameters of `StatefulStrategy`.
     """
@@ -24,12 +24,12 @@ class EveryoneTrains(OneMessageStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._idle = frozenset[int]()  # who trains in this round and uploads nothing
+        self._idle = frozenset[int]()  # clients that train in this round and upload nothing
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> Mapping[int, Instruction]:
-        """Send it to all who train; those that were not drawn upload nothing."""
+        """Send it to all clients that train; those that were not sampled upload nothing."""
         everyone = self.client_ids if self.everyone_trains else client_ids
         self._idle = frozenset(everyone).difference(client_ids)
         return super().train_instructions(server_round, sorted({*client_ids} | self._idle))

@@ -1,4 +1,4 @@
-"""What the methods share whose server keeps one model, or whose clients keep their own."""
+"""What the methods with one model on the server share, and those with models on the clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .base import participants_mean
 
 
 class OneMessageStrategy(StatefulStrategy):
-    """Base of the methods whose clients all get the same kind of message.
+    """Base of the methods with one kind of message for all clients.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class ModelState:
 
 
 class OneModelStrategy(OneMessageStrategy):
-    """Base of the methods whose state is w, the global model; personal ones stay with the clients.
+    """Base of the methods with w, the global model, for a state; personal ones are the clients'.
 
     Parameters
     ----------
@@ -63,8 +63,9 @@ class OneModelStrategy(OneMessageStrategy):
         The parameters of `StatefulStrategy`.
     """
 
-    weights = "size"
-    """Whether w is the mean weighted by examples, or, with "uniform", the plain one."""
+    mean_weights: ClassVar[str] = "size"
+    """Whether w is the mean weighted by examples, or, with "uniform", the plain one; a method with
+    the setting `weights` has that."""
 
     def init_state(self, arrays: Arrays) -> ModelState:
         """Start with w^0, the initial model."""
@@ -76,7 +77,8 @@ class OneModelStrategy(OneMessageStrategy):
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' uploads."""
-        self.state.model = participants_mean(self.state.model, replies, self.weights)
+        weights = self.settings().get("weights", self.mean_weights)
+        self.state.model = participants_mean(self.state.model, replies, weights)
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w; a personal model stays with its client."""
@@ -109,7 +111,7 @@ class OwnModelEvaluation(Instruction):
 
 
 class OwnModelsStrategy(OneMessageStrategy):
-    """Base of the methods whose clients keep models of their own, begun from the state's `initial`.
+    """Base of the methods with models on the clients, which begin at the state's `initial`.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ def check_enough(rule: RuleName, malicious: float, num_uploads: int) -> None:
 
 
 def aggregate(rule: RuleName, malicious: float, uploads: Sequence[Arrays]) -> Arrays:
-    """Return what a rule makes of the uploads of a round, each of which counts alike.
+    """Return what a rule makes of the uploads of a round, which all have the same weight.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def aggregate(rule: RuleName, malicious: float, uploads: Sequence[Arrays]) -> Ar
 class RobustRule:
     """A robust rule on the way of a round's uploads: each becomes what the rule makes of all.
 
-    The mean of the round is then that of the rule, and every upload counts alike.
+    The mean of the round is then that of the rule.
     """
 
     rule: RuleName
@@ -140,13 +140,13 @@ class RobustRule:
 
 
 class RobustStrategy(OneMessageStrategy):
-    """Base of the methods whose server may take a robust rule in place of a mean of models.
+    """Base of the methods that may take a robust rule in place of a mean of models.
 
     Parameters
     ----------
     aggregation : {"mean", "krum", "multi-krum", "median", "trimmed-mean"} (default: "mean")
         What w is of the participants' models: their mean, or a rule that endures false uploads.
-        Every upload counts alike in a rule. See docs/robustness.md.
+        All uploads have the same weight in a rule. See docs/robustness.md.
     malicious : float (default: 0.2)
         The share of a round's uploads that a rule, other than the median, takes for false.
     **base
@@ -181,7 +181,7 @@ class RobustStrategy(OneMessageStrategy):
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> Mapping[int, Instruction]:
-        """Refuse a run whose rounds are too small for the rule."""
+        """Refuse a run with rounds that are too small for the rule."""
         if server_round == 1 and self.aggregation != "mean":
             check_enough(self.aggregation, self.malicious, len(client_ids))
         return super().train_instructions(server_round, client_ids)

@@ -1,4 +1,4 @@
-"""What the methods share whose clients keep a part of their model: u is averaged, v_i stays."""
+"""What the methods share in which a part of the model, v_i, stays and the rest, u, is averaged."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class SplitStrategy(OneModelStrategy):
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, SplitEvaluation]:
-        """Send u to everybody."""
+        """Send u to all."""
         return dict.fromkeys(client_ids, SplitEvaluation(self.state.model, self.personal))
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
@@ -99,7 +99,7 @@ class SplitStrategy(OneModelStrategy):
 def shared_part(
     arrays: Arrays, personal: re.Pattern[str] | None, trained: Collection[str]
 ) -> Arrays:
-    """Return the arrays of a model that are shared: in whose names a pattern is not found.
+    """Return the arrays of a model that are shared: those without a pattern in their names.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def shared_part(
         raise ValueError(
             f"personal={personal.pattern!r} matches all of the model's trained arrays: "
             f"{', '.join(trained)}. Nothing would be shared: give a pattern that names a part of "
-            "them, e.g. '^fc2[.]', or take Local, whose clients share nothing."
+            "them, e.g. '^fc2[.]', or take Local, in which nothing is shared."
         )
     matching("personal", personal, trained)
     return {name: array for name, array in arrays.items() if not personal.search(name)}

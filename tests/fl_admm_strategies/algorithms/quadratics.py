@@ -6,10 +6,10 @@ And the two of Lp-Proj's: f_i(theta) = a_i/2 ||theta - c_i||^2, a = (1, 2), c = 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import ArrayRecord, Context, MessageType, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -49,15 +49,21 @@ class Counting(Scalar):
         return super().forward(inputs)
 
 
+THREE = (*zip(A, B, N, strict=True),)
+
+
 def make_client(
-    client_class: type[TorchClient[Any]], context: Context, model: type[Scalar] = Scalar
+    client_class: type[TorchClient[Any]],
+    context: Context,
+    model: type[Scalar] = Scalar,
+    losses: Sequence[tuple[float, float, int]] = THREE,
 ) -> Any:
     """Return the client of a context's partition, with n_i samples that are all b_i."""
-    i = int(context.node_config["partition-id"])
-    batch = (torch.zeros(N[i]), torch.full((N[i],), B[i], dtype=torch.float64))
+    a, b, n = losses[int(context.node_config["partition-id"])]
+    batch = (torch.zeros(n), torch.full((n,), b, dtype=torch.float64))
 
     def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
-        return A[i] / 2 * ((outputs - targets) ** 2).mean()
+        return a / 2 * ((outputs - targets) ** 2).mean()
 
     return client_class(context, model(), [batch], loss_fn, test_loader=[batch], full_batch=True)
 
@@ -86,21 +92,22 @@ def pair_client(client_class: type[TorchClient[Any]], context: Context) -> Any:
 
 
 class Grid(Federation):
-    """The three clients, of which those in `away` are not connected."""
+    """The clients, by default the three, of which those in `away` are not connected."""
 
     def __init__(
         self,
         client_class: type[TorchClient[Any]],
         model: type[Scalar] = Scalar,
         away: Collection[int] = (),
+        losses: Sequence[tuple[float, float, int]] = THREE,
     ) -> None:
-        self.client_class, self.model = client_class, model
-        configs = [{"partition-id": i} for i in range(len(A))]
-        super().__init__(client_app(self._client_fn), len(A), node_configs=configs)
+        self.client_class, self.model, self.losses = client_class, model, losses
+        configs = [{"partition-id": i} for i in range(len(losses))]
+        super().__init__(client_app(self._client_fn), len(losses), node_configs=configs)
         self.away = set(away)
 
     def _client_fn(self, context: Context) -> Any:
-        return make_client(self.client_class, context, self.model).to_client()
+        return make_client(self.client_class, context, self.model, self.losses).to_client()
 
     def own(self, client: int) -> dict[str, NDArray[Any]]:
         """Return the model that a client keeps."""
@@ -118,6 +125,13 @@ class Grid(Federation):
         """Return what clients were sent in a phase."""
         messages = self.phase(kind, server_round)
         return {m.metadata.dst_node_id - node_of(0): m.content for m in messages}
+
+    def uploads(self, server_round: int) -> list[float]:
+        """Return the one parameter of the uploads of a round, in the order of the clients."""
+        replies = [m for m in self.replies(MessageType.TRAIN, server_round) if not m.has_error()]
+        replies.sort(key=lambda reply: reply.metadata.src_node_id)
+        records = [reply.content["arrays"] for reply in replies]
+        return [float(record["w"].numpy().item()) for record in records if "w" in record]
 
     def got_in(self, kind: str, server_round: int) -> dict[int, RecordDict]:
         """Return what clients replied in a phase."""
@@ -150,3 +164,27 @@ def follow(
 
 
 ALL = (0, 1, 2)
+
+
+class Ran(NamedTuple):
+    """w after every round, and the clients' uploads and own models in it, in their order.
+
+    An own model is w^0 = 0 until its client has trained.
+    """
+
+    w: list[float]
+    uploads: list[list[float]]
+    own: list[list[float]]
+
+
+def run(strategy: StatefulStrategy, grid: Grid, *rounds: Sequence[int], **options: Any) -> Ran:
+    """Run the rounds as `follow` does, of a model with the one parameter w."""
+
+    def read() -> tuple[float, list[float]]:
+        trained = [i for i in ALL if grid.context(node_of(i)).state.array_records]
+        own = [grid.own_w(i)[0] if i in trained else 0.0 for i in ALL]
+        return strategy.global_model()["w"].item(), own
+
+    seen = follow(strategy, grid, *rounds, read=read, **options)
+    uploads = [grid.uploads(server_round) for server_round in range(1, len(rounds) + 1)]
+    return Ran([w for w, _ in seen], uploads, [own for _, own in seen])

@@ -8,40 +8,20 @@ q v + (1 - q) (a_i b_i + .5 w)/(a_i + .5), where q = (1 - .1 (a_i + .5))^2 = .72
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from flwr.app import MessageType
 from numpy.testing import assert_allclose
 
 from clients import DittoClient, LocalClient
 from fl_admm_strategies import Ditto, Local
-from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, follow
-from tests.support.federation import (
-    node_of,
-)
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, follow, run
 
 PARTLY = (0, 1), (1, 2)
 
 
 def ditto(**settings: Any) -> Ditto:
     return Ditto(**{"lam": 0.5, "lr": 0.1, "local_epochs": 2, "fraction_evaluate": 0.0} | settings)
-
-
-def run(
-    strategy: Ditto, *rounds: Sequence[int], grid: Grid | None = None, **options: Any
-) -> tuple[list[list[float]], list[float]]:
-    """Return v_1, v_2, v_3 and w after every round; v_i is w^0 = 0 until client i has trained."""
-    grid = grid or Grid(DittoClient)
-
-    def read() -> tuple[list[float], float]:
-        kept = [grid.context(node_of(i)).state.array_records for i in ALL]
-        v = [grid.own_w(i)[0] if own else 0.0 for i, own in zip(ALL, kept, strict=True)]
-        return v, strategy.state.model["w"].item()
-
-    seen = follow(strategy, grid, *rounds, read=read, **options)
-    return [v for v, _ in seen], [w for _, w in seen]
 
 
 # --- The worked example (E1) --------------------------------------------------------------------
@@ -52,7 +32,7 @@ def test_everybody_takes_part() -> None:
     # (1 - .7225)(2/3) = .185, (1 - .5625)(-.8) = -.35, (1 - .3025)(12/4.5) = 1.86. Round 2:
     # w_i = 1 - .81 (1 - w) = .6625, .0133333333, 2.13, w = 2.8058333333/3 = .9352777778;
     # v_1 = .7225 * .185 + .2775 (1 + .5 * .5833333333)/1.5 = .3726208333, and so on.
-    v, w = run(ditto(), ALL, ALL)
+    w, _, v = run(ditto(), Grid(DittoClient), ALL, ALL)
     assert_allclose(v[0], [0.185, -0.35, 1.86], atol=1e-8)
     assert_allclose(v[1], [0.3726208333, -0.4958333333, 2.4678583333], atol=1e-8)
     assert_allclose(w, [0.5833333333, 0.9352777778], atol=1e-8)
@@ -62,7 +42,7 @@ def test_two_take_part_in_turn() -> None:
     # w = (.19 - .36)/2 = -.085. Round 2: w_2 = -1 + .64 (1 + w) = -.4144, w_3 = 3 - .36 (3 - w)
     # = 1.8894, w = .7375. v_2: -.35 - .1 [2 (.65) + .5 (-.265)] = -.46675, then
     # -.46675 - .1 [2 (.53325) + .5 (-.38175)] = -.5543125; v_1 stays; v_3 from w^0 = 0.
-    v, w = run(ditto(), *PARTLY)
+    w, _, v = run(ditto(), Grid(DittoClient), *PARTLY)
     assert_allclose(v[0], [0.185, -0.35, 0], atol=1e-8)
     assert_allclose(v[1], [0.185, -0.5543125, 1.8534125], atol=1e-8)
     assert_allclose(w, [-0.085, 0.7375], atol=1e-8)
@@ -70,7 +50,7 @@ def test_two_take_part_in_turn() -> None:
 
 def test_the_personal_step_may_have_a_length_of_its_own() -> None:
     # One step of .2: v_i = -.2 a_i (0 - b_i) = .2, -.4, 2.4; the global ones are two of .1 as ever.
-    v, w = run(ditto(personal_lr=0.2, personal_epochs=1), ALL)
+    w, _, v = run(ditto(personal_lr=0.2, personal_epochs=1), Grid(DittoClient), ALL)
     assert_allclose(v[0], [0.2, -0.4, 2.4], atol=1e-12)
     assert_allclose(w, [0.5833333333], atol=1e-8)
 
@@ -81,7 +61,7 @@ def test_the_personal_step_may_have_a_length_of_its_own() -> None:
 def test_without_a_pull_the_personal_models_are_those_of_local_training() -> None:
     # In the rounds in which a client takes part; to the bit.
     rounds = (0, 1), (1, 2), ALL, (1,)
-    v, _ = run(ditto(lam=0.0), *rounds)
+    v = run(ditto(lam=0.0), Grid(DittoClient), *rounds).own
     grid = Grid(LocalClient)
     follow(Local(lr=0.1, local_epochs=2), grid, *rounds)
     assert v[-1] == grid.own_w(*ALL)
@@ -93,7 +73,7 @@ def test_with_many_steps_a_personal_model_solves_its_own_problem() -> None:
     # 50 steps of .04 are enough at lambda = 20: v_i = (a_i b_i + 20 w)/(a_i + 20). 100 steps of the
     # global model take w_i to b_i, so w is their mean, 1, from round 1 on.
     strategy = ditto(lam=20.0, local_epochs=100, personal_lr=0.04, personal_epochs=50)
-    v, w = run(strategy, *[ALL] * 2)
+    w, _, v = run(strategy, Grid(DittoClient), *[ALL] * 2)
     assert w[-1] == pytest.approx(1.0, abs=1e-4)
     assert_allclose(v[-1], [1.0, 18 / 22, 32 / 24], atol=1e-4)
 
@@ -107,14 +87,13 @@ def test_a_client_that_lost_its_model_starts_again_from_the_initial_one() -> Non
     # for w_2 = -1 + .64 (1 + 1.39625) = .5336.
     grid = Grid(DittoClient)
     strategy = ditto()
-    v, w = run(strategy, ALL, ALL, ALL, grid=grid, after={1: lambda: grid.forget(1)})
+    w, uploads, v = run(strategy, grid, ALL, ALL, ALL, after={1: lambda: grid.forget(1)})
     assert sorted(strategy.train_metrics[2]) == [0, 2]
     assert w[1] == pytest.approx(1.39625, abs=1e-12)
     assert v[2][1] == pytest.approx(-0.227828125, abs=1e-12)
-    uploaded = grid.got_in(MessageType.TRAIN, 3)[1]["arrays"]["w"].numpy()
-    assert_allclose(uploaded, [0.5336], atol=1e-12)
+    assert uploads[2][1] == pytest.approx(0.5336, abs=1e-12)
     # The others went on from their own.
-    kept, _ = run(ditto(), ALL, (0, 2), ALL)
+    kept = run(ditto(), Grid(DittoClient), ALL, (0, 2), ALL).own
     assert_allclose([v[2][0], v[2][2]], [kept[2][0], kept[2][2]], atol=1e-12)
 
 
@@ -122,7 +101,7 @@ def test_a_joining_client_starts_from_the_w_of_the_day() -> None:
     # Client 3 comes after round 1: v_3 from w = -.085 is .3025 w + .6975 (12 + .5 w)/4.5 = 1.8277,
     # and w = (.12115 - .4144 + 1.8894)/3 with w_1 = 1 - .81 (1 + .085) = .12115.
     grid = Grid(DittoClient, away=[2])
-    v, w = run(ditto(), (0, 1), ALL, grid=grid, after={1: grid.away.clear})
+    w, _, v = run(ditto(), grid, (0, 1), ALL, after={1: grid.away.clear})
     assert_allclose(w, [-0.085, 0.5320500000], atol=1e-8)
     assert v[1][2] == pytest.approx(1.8277, abs=1e-8)
     assert v[1][1] == pytest.approx(-0.5543125, abs=1e-8)
@@ -134,7 +113,7 @@ def test_the_buffers_of_both_models_are_apart() -> None:
     # 40 + (20 + 40)/2 = 70 and v_i's 4 n_i; client 3 keeps 2 n_3 = 60.
     grid = Grid(DittoClient, Counting)
     strategy = ditto()
-    run(strategy, ALL, (0, 1), grid=grid)
+    run(strategy, grid, ALL, (0, 1))
     assert_allclose(strategy.global_model()["seen"], [70])
     assert strategy.global_model()["steps"] == 4
     assert [grid.own(i)["seen"].item() for i in ALL] == [4 * N[0], 4 * N[1], 2 * N[2]]

@@ -5,7 +5,7 @@ The clients by hand are the three of the pages' worked examples: see `quadratics
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import flwr.serverapp.strategy as flowers
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from clients import SGDClient, client_app
 from fl_admm_strategies import FedAvg, InProcessGrid
 from fl_admm_strategies.maths.blocks import Arrays
-from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, follow
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, follow, run
 from tests.support.federation import (
     assert_same_bits,
     dataset,
@@ -38,13 +38,6 @@ def fedavg(**settings: Any) -> FedAvg:
     return FedAvg(**{"lr": 0.1, "local_epochs": 2, "fraction_evaluate": 0.0} | settings)
 
 
-def run(grid: Grid, *rounds: Sequence[int], **options: Any) -> list[float]:
-    """Return w after every round."""
-    strategy = fedavg()
-    w = follow(strategy, grid, *rounds, read=lambda: strategy.state.model["w"].item(), **options)
-    return [*w]
-
-
 # --- By hand --------------------------------------------------------------------------------------
 
 
@@ -53,14 +46,16 @@ def test_the_worked_example() -> None:
     # -(1 - .64) = -.36, 3 (1 - .36) = 1.92, and w = (10 * .19 - 20 * .36 + 30 * 1.92)/60
     # = 52.3/60 = .8716666667. Then 1 - .81 (1 - w) = .89605, -1 + .64 (1 + w) = .1978666667,
     # 3 - .36 (3 - w) = 2.2338, and w = (8.9605 + 3.9573333333 + 67.014)/60 = 1.3321972222.
-    assert_allclose(run(Grid(SGDClient), ALL, ALL), [0.8716666667, 1.3321972222], atol=1e-8)
+    assert_allclose(
+        run(fedavg(), Grid(SGDClient), ALL, ALL).w, [0.8716666667, 1.3321972222], atol=1e-8
+    )
 
 
 def test_the_mean_is_over_those_who_take_part() -> None:
     # Clients 1 and 2, then 2 and 3: w = (10 * .19 - 20 * .36)/30 = -.1766666667;
     # w_2 = -1 + .64 (1 + w) = -.4730666667, w_3 = 3 - .36 (3 - w) = 1.8564, and
     # w = (-20 * .4730666667 + 30 * 1.8564)/50 = .9246133333.
-    w = run(Grid(SGDClient), (0, 1), (1, 2))
+    w, _, _ = run(fedavg(), Grid(SGDClient), (0, 1), (1, 2))
     assert_allclose(w, [-0.1766666667, 0.9246133333], atol=1e-8)
 
 

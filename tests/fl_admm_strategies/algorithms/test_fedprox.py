@@ -8,32 +8,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from flwr.app import MessageType
 from numpy.testing import assert_allclose
 
 from clients import FedProxClient
 from fl_admm_strategies import FedProx
-from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, run
 
 
 def fedprox(**settings: Any) -> FedProx:
     return FedProx(**{"lr": 0.1, "local_epochs": 2, "fraction_evaluate": 0.0} | settings)
 
 
-def run(strategy: FedProx, grid: Grid, *rounds: Any) -> tuple[list[Any], list[Any]]:
-    """Return the uploads of every round, in the order of the clients, and w after it."""
-    w = follow(strategy, grid, *rounds, read=lambda: strategy.state.model["w"].item())
-    uploads = []
-    for server_round in range(1, len(rounds) + 1):
-        got = sorted(grid.got_in(MessageType.TRAIN, server_round).items())
-        uploads.append([content["arrays"]["w"].numpy().item() for _, content in got])
-    return uploads, w
-
-
 def test_the_worked_example() -> None:
     # E1, mu = .5: x <- x - .1 [a_i (x - b_i) + .5 (x - w)]. For w_1: .1, then
     # .1 - .1 (-.9 + .05) = .185; w = (10 * .185 - 20 * .35 + 30 * 1.86)/60 = .8441666667.
-    uploads, w = run(fedprox(mu=0.5), Grid(FedProxClient), ALL, ALL)
+    w, uploads, _ = run(fedprox(mu=0.5), Grid(FedProxClient), ALL, ALL)
     assert_allclose(uploads[0], [0.185, -0.35, 1.86], atol=1e-8)
     assert_allclose(uploads[1], [0.8729958333, 0.1987083333, 2.1807833333], atol=1e-8)
     assert_allclose(w, [0.8441666667, 1.3021270833], atol=1e-8)
@@ -44,7 +33,7 @@ def test_clients_of_unequal_power_do_what_they_can() -> None:
     def epochs(server_round: int, client: int) -> int:
         return client + 1
 
-    uploads, w = run(fedprox(mu=0.5, local_epochs=epochs), Grid(FedProxClient), ALL)
+    w, uploads, _ = run(fedprox(mu=0.5, local_epochs=epochs), Grid(FedProxClient), ALL)
     assert_allclose(uploads[0], [0.1, -0.35, 2.223], atol=1e-8)
     assert_allclose(w, [(10 * 0.1 - 20 * 0.35 + 30 * 2.223) / 60], atol=1e-8)
 
@@ -61,5 +50,5 @@ def test_the_limit_is_not_the_minimiser(epochs: int, rounds: int, limit: float) 
     # c = .2775, .4375, .6975: (1.85 - 7 + 55.8)/(1.85 + 7 + 18.6) = 1.8451730419. The minimiser is
     # (10 - 40 + 360)/(10 + 40 + 120) = 1.9411764706.
     strategy = fedprox(mu=0.5, local_epochs=epochs)
-    _, w = run(strategy, Grid(FedProxClient), *[ALL] * rounds)
+    w, _, _ = run(strategy, Grid(FedProxClient), *[ALL] * rounds)
     assert w[-1] == pytest.approx(limit, abs=1e-8)

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import Array, ArrayRecord, Context, MessageType
+from flwr.app import Array, ArrayRecord, MessageType
 from numpy.testing import assert_allclose
-from torch import Tensor
 
-from clients import IFCAClient, TorchClient, client_app
+from clients import IFCAClient
 from fl_admm_strategies import IFCA
-from tests.fl_admm_strategies.algorithms.quadratics import Counting, Scalar, follow
-from tests.support.federation import Federation, assert_same_bits, node_of
+from tests.fl_admm_strategies.algorithms.quadratics import Counting, Grid, Scalar, follow
+from tests.support.federation import assert_same_bits, node_of
 from tests.support.refusals import Warned, refused
 
 A, B, N = (1.0, 2.0, 1.0, 3.0), (2.0, 2.5, -1.0, 0.26), (10, 30, 20, 20)
@@ -23,23 +21,8 @@ START = (0.6, -0.1)
 ALL = range(4)
 
 
-class Clients(Federation):
-    def __init__(
-        self, client_class: type[TorchClient[Any]] = IFCAClient, model: type[Scalar] = Scalar
-    ) -> None:
-        self.client_class, self.model = client_class, model
-        configs = [{"partition-id": i} for i in ALL]
-        super().__init__(client_app(self._client_fn), len(A), node_configs=configs)
-
-    def _client_fn(self, context: Context) -> Any:
-        i = int(context.node_config["partition-id"])
-        batch = (torch.zeros(N[i]), torch.full((N[i],), B[i], dtype=torch.float64))
-
-        def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
-            return A[i] / 2 * ((outputs - targets) ** 2).mean()
-
-        loaders: dict[str, Any] = {"test_loader": [batch], "full_batch": True}
-        return self.client_class(context, self.model(), [batch], loss_fn, **loaders).to_client()
+def clients_of(model: type[Scalar] = Scalar) -> Grid:
+    return Grid(IFCAClient, model, losses=(*zip(A, B, N, strict=True),))
 
 
 def ifca(num_clusters: int = 2, *, starts: Sequence[float] = START, **settings: Any) -> IFCA:
@@ -59,7 +42,7 @@ def run(strategy: IFCA, *rounds: Sequence[int]) -> tuple[list[list[float]], list
         state = strategy.state.clusters
         return [float(model["w"].item()) for model in state.models], dict(state.of)
 
-    seen = follow(strategy, Clients(), *rounds, read=read)
+    seen = follow(strategy, clients_of(), *rounds, read=read)
     return [models for models, _ in seen], [of for _, of in seen]
 
 
@@ -93,7 +76,7 @@ def test_a_model_that_nobody_takes_stays_as_it_is() -> None:
 
 
 def test_all_models_travel_in_one_message_and_one_comes_back() -> None:
-    strategy, grid = ifca(3, starts=(0.6, -0.1, 9.0)), Clients()
+    strategy, grid = ifca(3, starts=(0.6, -0.1, 9.0)), clients_of()
     follow(strategy, grid, ALL)
     (message, *_) = grid.phase(MessageType.TRAIN, 1)
     arrays = message.content.array_records
@@ -105,7 +88,7 @@ def test_all_models_travel_in_one_message_and_one_comes_back() -> None:
 def test_the_clusters_are_those_of_the_last_evaluation() -> None:
     # In the first round client 4 takes the first model, .6, and after it the second, as E1 says.
     strategy = ifca(fraction_evaluate=1.0)
-    follow(strategy, Clients(), ALL)
+    follow(strategy, clients_of(), ALL)
     assert strategy.state.clusters.of == FIRST
     assert strategy.clusters().tolist() == [0, 0, 1, 1]
     assert [a["w"].numpy().item() for a in strategy.cluster_arrays()] == pytest.approx(
@@ -140,7 +123,7 @@ def test_models_are_drawn_like_the_first_and_by_the_seed() -> None:
     assert_allclose(models(seed=1)[1]["a"], drawn[1]["a"], rtol=0)
     assert not np.array_equal(models(seed=2)[1]["a"], drawn[1]["a"])
     with refused(ValueError, "constant"):  # models that would all be the same
-        follow(IFCA(2), Clients(), ALL)
+        follow(IFCA(2), clients_of(), ALL)
 
 
 def test_of_several_starts_the_one_with_the_least_loss_goes_on() -> None:
@@ -168,7 +151,7 @@ def test_a_start_is_measured_on_everybody() -> None:
 def test_buffers_go_with_their_model() -> None:
     # Each client passes once over its data in an epoch: seen = n_i more; steps is an integer.
     strategy = ifca()
-    follow(strategy, Clients(model=Counting), ALL)
+    follow(strategy, clients_of(Counting), ALL)
     first, second = strategy.state.clusters.models
     assert_allclose(first["seen"], 2 * (10 + 30 + 20) / 3)
     assert_allclose(second["seen"], 2 * 20)
@@ -183,7 +166,7 @@ def test_a_client_that_takes_two_models_changes_nothing(warned: Warned) -> None:
                 reply.content["metrics"]["took-1"] = 1
         return replies
 
-    strategy, grid = ifca(), Clients()
+    strategy, grid = ifca(), clients_of()
     grid.spoil = {1: spoil}
     follow(strategy, grid, ALL)
     assert warned() == warned("round 1", "client 1")
@@ -200,7 +183,7 @@ def test_a_run_saved_among_its_starts_goes_on_to_the_same_bits() -> None:
         run(whole, *[ALL] * 7)
         run(half, *[ALL] * saved_after)
         again.load_state_dict(half.state_dict())
-        again.start(Clients(), ArrayRecord({"w": Array(np.zeros(1))}), 7)
+        again.start(clients_of(), ArrayRecord({"w": Array(np.zeros(1))}), 7)
         expected = {n: a for n, a in whole.state_dict().items() if n.startswith("state/")}
         found = {n: a for n, a in again.state_dict().items() if n.startswith("state/")}
         assert_same_bits(found, expected)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import MessageType
 from numpy.testing import assert_allclose
 
 from clients import LeastSquares, LocalSGDClient, LocalSGDLinearClient, Logistic
@@ -17,18 +16,8 @@ from fl_admm_strategies import LocalSGD
 from fl_admm_strategies.algorithms.localsgd import LocalSGDInstruction
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import received
-from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, follow
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, follow, run
 from tests.support.refusals import refused
-
-
-def run(strategy: LocalSGD, grid: Grid, *rounds: Any) -> tuple[list[list[float]], list[float]]:
-    """Return the uploads and x after every round."""
-    x = follow(strategy, grid, *rounds, read=lambda: strategy.state.model["w"].item())
-    uploads = []
-    for server_round in range(1, len(rounds) + 1):
-        got = sorted(grid.got_in(MessageType.TRAIN, server_round).items())
-        uploads.append([content["arrays"]["w"].numpy().item() for _, content in got])
-    return uploads, x
 
 
 def localsgd(**settings: Any) -> LocalSGD:
@@ -38,7 +27,7 @@ def localsgd(**settings: Any) -> LocalSGD:
 def test_the_worked_example() -> None:
     # E1. Steps of .1/log2(2) = .1, .1/log2(3) = .0630930; then .1/log2(4) = .05, .1/log2(5) =
     # .0430677. For client 1: .1, then .1 + .0630930 * .9 = .1567837.
-    uploads, x = run(localsgd(), Grid(LocalSGDClient), ALL, ALL)
+    x, uploads, _ = run(localsgd(), Grid(LocalSGDClient), ALL, ALL)
     assert_allclose(uploads[0], [0.1567836778, -0.3009487606, 1.6542694226], atol=1e-8)
     assert_allclose(uploads[1], [0.5485190402, 0.2364875291, 1.3467715555], atol=1e-8)
     assert_allclose(x, [0.5033681133, 0.7105927083], atol=1e-8)
@@ -46,7 +35,7 @@ def test_the_worked_example() -> None:
 
 def test_the_step_goes_on_falling_for_those_who_sat_out() -> None:
     # Round 2 of client 3 has the steps .05 and .0430677, though it is its first.
-    uploads, _ = run(localsgd(), Grid(LocalSGDClient), (0, 1), (2,))
+    _, uploads, _ = run(localsgd(), Grid(LocalSGDClient), (0, 1), (2,))
     x = (0.1567836778 - 0.3009487606) / 2
     expected = 3 - (1 - 4 * 0.05) * (1 - 4 * 0.0430676558) * (3 - x)
     assert uploads[1] == pytest.approx([expected], abs=1e-8)
@@ -54,7 +43,7 @@ def test_the_step_goes_on_falling_for_those_who_sat_out() -> None:
 
 def test_with_one_step_it_is_gradient_descent_on_the_plain_mean() -> None:
     # k0 = 1: x <- x - gamma_k mean_i a_i (x - b_i), where sum a_i = 7 and sum a_i b_i = 11.
-    _, x = run(localsgd(local_steps=1), Grid(LocalSGDClient), ALL, ALL)
+    x, _, _ = run(localsgd(local_steps=1), Grid(LocalSGDClient), ALL, ALL)
     first = 0.1 * 11 / 3
     assert_allclose(x, [first, first - 0.0630929754 * (7 * first - 11) / 3], atol=1e-8)
 

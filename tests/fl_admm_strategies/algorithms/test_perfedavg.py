@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, MessageType, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 from numpy.testing import assert_allclose
 from torch import nn
 
@@ -30,6 +30,7 @@ from tests.fl_admm_strategies.algorithms.quadratics import (
     Scalar,
     follow,
     make_client,
+    run,
 )
 from tests.support.federation import Federation
 from tests.support.refusals import refused
@@ -40,17 +41,10 @@ def perfedavg(**settings: Any) -> PerFedAvg:
     return PerFedAvg(**usual | settings)
 
 
-def run(strategy: PerFedAvg, *rounds: Any) -> tuple[list[list[float]], list[float], list[Any]]:
-    """Return the uploads, w, and the models adapted to each client, by their losses."""
-    grid = Grid(PerFedAvgClient)
-    w = follow(strategy, grid, *rounds, read=lambda: strategy.state.model["w"].item())
-    uploads, adapted = [], []
-    for server_round in range(1, len(rounds) + 1):
-        got = sorted(grid.got_in(MessageType.TRAIN, server_round).items())
-        uploads.append([content["arrays"]["w"].numpy().item() for _, content in got])
-        metrics = strategy.evaluate_metrics[server_round]
-        adapted.append([metrics[i]["adapted-loss"] for i in ALL])
-    return uploads, w, adapted
+def adapted(strategy: PerFedAvg, server_round: int) -> list[float]:
+    """Return the losses of the models adapted to each client."""
+    metrics = strategy.evaluate_metrics[server_round]
+    return [metrics[i]["adapted-loss"] for i in ALL]
 
 
 def losses(*at: float) -> list[float]:
@@ -62,18 +56,22 @@ def losses(*at: float) -> list[float]:
 
 def test_first_order() -> None:
     # Client 1: w~ = .1, g = -.9, w = .045; w~ = .1405, g = -.8595, w = .087975.
-    uploads, w, adapted = run(perfedavg(mode="fo"), ALL, ALL)
+    w, uploads, _ = run(strategy := perfedavg(mode="fo"), Grid(PerFedAvgClient), ALL, ALL)
     assert_allclose(uploads[0], [0.087975, -0.1536, 0.6768], atol=1e-8)
     assert_allclose(w, [0.203725, 0.3757249244], atol=1e-8)
-    assert_allclose(adapted[0], losses(0.2833525, -0.03702, 1.322235), atol=1e-8)
-    assert_allclose(adapted[1], losses(0.4381524319, 0.1005799395, 1.4254349546), atol=1e-8)
+    assert_allclose(adapted(strategy, 1), losses(0.2833525, -0.03702, 1.322235), atol=1e-8)
+    assert_allclose(
+        adapted(strategy, 2), losses(0.4381524319, 0.1005799395, 1.4254349546), atol=1e-8
+    )
 
 
 def test_with_the_hessian_which_is_exact_for_quadratics() -> None:
-    uploads, w, adapted = run(perfedavg(), ALL, ALL)
+    w, uploads, _ = run(strategy := perfedavg(), Grid(PerFedAvgClient), ALL, ALL)
     assert_allclose(uploads[0], [0.07935975, -0.123904, 0.416448], atol=1e-8)
     assert_allclose(w, [0.1239679167, 0.2338001954], atol=1e-8)
-    assert_allclose(adapted[1], losses(0.3104201758, -0.0129598437, 1.3402801172), atol=1e-8)
+    assert_allclose(
+        adapted(strategy, 2), losses(0.3104201758, -0.0129598437, 1.3402801172), atol=1e-8
+    )
 
 
 class Quartic(Scalar):
@@ -122,8 +120,8 @@ def test_on_losses_that_are_not_quadratic(settings: Any, expected: list[float]) 
         uploads = [m.content["arrays"]["w"].numpy().item() for m in watched.replies("train", 1)]
         assert_allclose(sorted(uploads), [0.6810232059, 0.7964901353], atol=1e-8)
         metrics = strategy.evaluate_metrics[2]
-        adapted = [metrics[i]["adapted-w"] for i in (0, 1)]
-        assert_allclose(adapted, [0.6943644491, 0.3110324355], atol=1e-8)
+        ends = [metrics[i]["adapted-w"] for i in (0, 1)]
+        assert_allclose(ends, [0.6943644491, 0.3110324355], atol=1e-8)
 
 
 # --- Special cases ------------------------------------------------------------------------------
@@ -132,7 +130,7 @@ def test_on_losses_that_are_not_quadratic(settings: Any, expected: list[float]) 
 @pytest.mark.parametrize("mode", ["fo", "hf"])
 def test_without_adaptation_it_is_fedavg_with_the_plain_mean(mode: str) -> None:
     # alpha = 0: two steps of .1, w = .5833333333, .9352777778.
-    _, w, _ = run(perfedavg(mode=mode, alpha=0.0, lr=0.1), ALL, ALL)
+    w, _, _ = run(perfedavg(mode=mode, alpha=0.0, lr=0.1), Grid(PerFedAvgClient), ALL, ALL)
     assert_allclose(w, [0.5833333333, 0.9352777778], atol=1e-8)
 
 
@@ -202,6 +200,6 @@ def test_an_optimizer_of_ones_own_is_for_fine_tuning() -> None:
 
 def test_the_adapted_models_are_made_where_the_data_are() -> None:
     strategy = perfedavg()
-    run(strategy, ALL)
+    run(strategy, Grid(PerFedAvgClient), ALL)
     with refused(RuntimeError, "adapted", "clients.personalise"):
         strategy.model_arrays("adapted", 0)

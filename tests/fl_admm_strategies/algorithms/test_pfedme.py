@@ -6,22 +6,18 @@ lambda = 2 is theta <- theta - .1 [a_i (theta - b_i) + 2 (theta - w_i)].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import MessageType
 from numpy.testing import assert_allclose
 
 from clients import PFedMeClient, PFedMeMatchedClient
-from fl_admm_strategies import PFedMe, PFedMeMatched, StatefulStrategy
-from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, follow
-from tests.support.federation import node_of
+from fl_admm_strategies import PFedMe, PFedMeMatched
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, run
 from tests.support.refusals import refused
 
 PARTLY = (0, 1), (1, 2)
-THETA_W = list[list[float]]
 
 
 def pfedme(**settings: Any) -> PFedMe:
@@ -34,53 +30,27 @@ def matched(**settings: Any) -> PFedMeMatched:
     return PFedMeMatched(**usual | {"fraction_evaluate": 0.0} | settings)
 
 
-def run(
-    strategy: StatefulStrategy, *rounds: Sequence[int], grid: Grid | None = None, **options: Any
-) -> tuple[THETA_W, THETA_W, list[float]]:
-    """Return theta_i, the uploads and w after every round; theta_i is 0 until i has trained."""
-    matching = isinstance(strategy, PFedMeMatched)
-    grid = grid or Grid(PFedMeMatchedClient if matching else PFedMeClient)
-
-    def read() -> tuple[list[float], float]:
-        kept = [grid.context(node_of(i)).state.array_records for i in ALL]
-        theta = [grid.own_w(i)[0] if own else 0.0 for i, own in zip(ALL, kept, strict=True)]
-        return theta, strategy.global_model()["w"].item()
-
-    seen = follow(strategy, grid, *rounds, read=read, **options)
-    if matching:  # its clients upload theta_i, of which w_i follows
-        return [theta for theta, _ in seen], [], [w for _, w in seen]
-    uploads = [
-        [
-            float(content["arrays"]["w"].numpy().item())
-            for _, content in sorted(grid.got_in(MessageType.TRAIN, r).items())
-            if "w" in content["arrays"]
-        ]
-        for r in range(1, len(rounds) + 1)
-    ]
-    return [theta for theta, _ in seen], uploads, [w for _, w in seen]
-
-
 # --- The worked examples (E1) -------------------------------------------------------------------
 
 
 def test_pfedme_with_everybody() -> None:
-    theta, _, w = run(pfedme(), ALL, ALL)
+    w, _, theta = run(pfedme(), Grid(PFedMeClient), ALL, ALL)
     assert_allclose(theta[0], [0.27642, -0.47616, 2.13696], atol=1e-8)
     assert_allclose(theta[1], [0.5518840117, -0.2767362074, 2.2464786253], atol=1e-8)
     assert_allclose(w, [0.380696, 0.6550559933], atol=1e-8)
 
 
 def test_w_may_move_by_half_of_it() -> None:
-    _, _, w = run(pfedme(beta=0.5), ALL, ALL)
+    w, _, _ = run(pfedme(beta=0.5), Grid(PFedMeClient), ALL, ALL)
     assert_allclose(w, [0.190348, 0.3541119983], atol=1e-8)
 
 
 def test_flames_form() -> None:
     # theta_1: .1, then .17 as above; w_1 = .4 * .17 = .068; w is the mean of all three.
     strategy = matched()
-    run(strategy, ALL)
+    run(strategy, Grid(PFedMeMatchedClient), ALL)
     assert_allclose(strategy.state.clients.column("local_w")[:, 0], [0.068, -0.128, 0.672])
-    theta, _, w = run(matched(), ALL, ALL)
+    w, _, theta = run(matched(), Grid(PFedMeMatchedClient), ALL, ALL)
     assert_allclose(theta[0], [0.17, -0.32, 1.68], atol=1e-8)
     assert_allclose(theta[1], [0.32266, -0.36992, 2.00592], atol=1e-8)
     assert_allclose(w, [0.204, 0.3835546667], atol=1e-8)
@@ -89,7 +59,7 @@ def test_flames_form() -> None:
 def test_flames_form_averages_those_who_sat_out_as_well() -> None:
     # Round 1: (.068 - .128 + 0)/3 = -.02; round 2: (.068 - .18864 + .65776)/3 = .17904.
     strategy = matched()
-    theta, _, w = run(strategy, *PARTLY)
+    w, _, theta = run(strategy, Grid(PFedMeMatchedClient), *PARTLY)
     assert_allclose(w, [-0.02, 0.17904], atol=1e-8)
     assert_allclose(theta[1], [0.17, -0.4416, 1.6744], atol=1e-8)
     own = strategy.state.clients.column("local_w")[:, 0]
@@ -98,7 +68,7 @@ def test_flames_form_averages_those_who_sat_out_as_well() -> None:
 
 def test_with_everybody_flames_form_is_a_step_of_w_towards_the_mean() -> None:
     # w <- (1 - eta_g lambda) w + eta_g lambda mean theta_i.
-    theta, _, w = run(matched(outer_lr=0.35), ALL, ALL, ALL)
+    w, _, theta = run(matched(outer_lr=0.35), Grid(PFedMeMatchedClient), ALL, ALL, ALL)
     before = 0.0
     for own, now in zip(theta, w, strict=True):
         before = 0.3 * before + 0.7 * float(np.mean(own))
@@ -109,8 +79,8 @@ def test_with_everybody_flames_form_is_a_step_of_w_towards_the_mean() -> None:
 
 
 def test_everyone_trains_and_the_sampled_ones_are_averaged() -> None:
-    theta, uploads, w = run(pfedme(), *PARTLY)
-    alone, _, alone_w = run(pfedme(everyone_trains=False), *PARTLY)
+    w, uploads, theta = run(pfedme(), Grid(PFedMeClient), *PARTLY)
+    alone_w, _, alone = run(pfedme(everyone_trains=False), Grid(PFedMeClient), *PARTLY)
     assert w == alone_w
     assert [len(own) for own in uploads] == [2, 2]
     # Client 3 has trained in round 1 and client 1 in round 2, though nobody averaged them.
@@ -124,8 +94,9 @@ def test_everyone_trains_and_the_sampled_ones_are_averaged() -> None:
 
 
 def test_both_models_are_evaluated_and_the_personal_one_stays() -> None:
-    for strategy in (pfedme(fraction_evaluate=1.0), matched(fraction_evaluate=1.0)):
-        theta, _, w = run(strategy, ALL)
+    for make, grid in ((pfedme, Grid(PFedMeClient)), (matched, Grid(PFedMeMatchedClient))):
+        strategy = make(fraction_evaluate=1.0)
+        w, _, theta = run(strategy, grid, ALL)
         metrics = strategy.evaluate_metrics[1]
         for i, (a, b) in enumerate([(1.0, 1.0), (2.0, -1.0), (4.0, 3.0)]):
             assert metrics[i]["personal-loss"] == pytest.approx(a / 2 * (theta[0][i] - b) ** 2)
@@ -136,13 +107,13 @@ def test_the_buffers_of_the_global_model_are_the_participants_means() -> None:
     # Each of the R K = 4 steps sees n_i samples, from the buffers of w.
     grid = Grid(PFedMeClient, Counting)
     strategy = pfedme()
-    run(strategy, ALL, grid=grid)
+    run(strategy, grid, ALL)
     assert_allclose(strategy.global_model()["seen"], [4 * np.mean(N)])
     assert [grid.own(i)["seen"].item() for i in ALL] == [4 * n for n in N]
     # Two steps from theta_i's own; weighted by the examples.
     grid = Grid(PFedMeMatchedClient, Counting)
     flames = matched()
-    run(flames, ALL, grid=grid)
+    run(flames, grid, ALL)
     assert_allclose(flames.global_model()["seen"], [2 * np.average(N, weights=N)])
 
 
@@ -157,7 +128,13 @@ def test_a_step_of_w_that_overshoots_is_refused() -> None:
 
 def test_the_step_of_w_follows_from_lambda_unless_it_is_given() -> None:
     # w_i goes three quarters of the way to theta_i, and in FLAME's form all of it.
-    for strategy, share in ((pfedme, 0.75), (matched, 1.0)):
+    for make, client, share in (
+        (pfedme, PFedMeClient, 0.75),
+        (matched, PFedMeMatchedClient, 1.0),
+    ):
         for lam in (0.1, 2.0):
-            found = run(strategy(lam=lam, outer_lr=None), ALL, ALL)
-            assert found == run(strategy(lam=lam, outer_lr=share / lam), ALL, ALL)
+            found, expected = (
+                run(make(lam=lam, outer_lr=outer), Grid(client), ALL, ALL)
+                for outer in (None, share / lam)
+            )
+            assert found == expected
