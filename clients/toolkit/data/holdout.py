@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset
 
-from ..data.batches import Loader, SplitBatch
-from .batches import map_tensors, size_of
+from .batches import Loader, SplitBatch, map_tensors, size_of
 from .minibatches import Minibatches
 
 _Rows = np.ndarray[Any, np.dtype[np.bool_]]
@@ -30,8 +29,8 @@ def hold_out(
     Parameters
     ----------
     loader : DataLoader over a data set with a length, Minibatches, or sequence of batches
-        A `DataLoader` keeps its order, its batch size and whatever else it has, its samplers among
-        them, and leaves the samples out.
+        A `DataLoader` keeps its batch size, and shuffles if it did; one with a sampler of its own
+        cannot be split.
     split_batch : callable
         Turns a batch into (inputs, targets): says how many samples it has.
     share : float
@@ -110,15 +109,24 @@ def in_parts(loader: Loader, split_batch: SplitBatch, count: int) -> list[Any]:
 
 def _sizes(loader: Any, split_batch: SplitBatch) -> list[int]:
     """Return the number of samples, of a sequence in each batch."""
-    if isinstance(loader, Minibatches | DataLoader) and not isinstance(
-        loader.dataset, IterableDataset
-    ):
-        return [len(loader.dataset)]  # type: ignore[arg-type]
+    if isinstance(loader, Minibatches) or _is_plain(loader):
+        return [len(loader.dataset)]
     if isinstance(loader, Sequence):
         return _sizes_of(loader, split_batch)
     raise ValueError(
-        f"train_loader is {type(loader).__name__}, of which no samples can be held out. Give the "
-        "client a validation_loader, or the strategy a penalty instead of 'auto'."
+        f"train_loader is {type(loader).__name__}, of which no samples can be held out, expected "
+        "Minibatches, a list of batches, or a DataLoader with a length and without a sampler. Give "
+        "the client a validation_loader, or the strategy a penalty instead of 'auto'."
+    )
+
+
+def _is_plain(loader: Any) -> bool:
+    """Return whether a loader reads all samples of a data set once, in its order or shuffled."""
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader.batch_sampler) is BatchSampler
+        and type(loader.sampler) in (SequentialSampler, RandomSampler)
+        and len(loader.sampler) == len(loader.dataset)  # type: ignore[arg-type]
     )
 
 
@@ -128,9 +136,11 @@ def _sizes_of(batches: Sequence[Any], split_batch: SplitBatch) -> list[int]:
 
 
 def _parted(loader: Any, sizes: list[int], kept: _Rows, chosen: _Rows) -> tuple[Loader, Loader]:
-    """Return a loader of the kept samples and one of the chosen ones."""
+    """Return a loader of the kept samples and one of the chosen ones, in their order."""
     if isinstance(loader, DataLoader):
-        return _without(loader, kept), _only(loader, chosen)
+        shuffle = type(loader.sampler) is RandomSampler
+        left = _subset(loader, kept, shuffle=shuffle, drop_last=loader.drop_last)
+        return left, _subset(loader, chosen)
     if isinstance(loader, Minibatches):
         inputs, targets = loader.dataset.tensors
         rows, others = (torch.from_numpy(which).to(inputs.device) for which in (chosen, kept))
@@ -139,13 +149,21 @@ def _parted(loader: Any, sizes: list[int], kept: _Rows, chosen: _Rows) -> tuple[
     return _rows(loader, sizes, kept), _rows(loader, sizes, chosen)
 
 
+def _subset(loader: DataLoader[Any], rows: _Rows, **options: Any) -> Loader:
+    """Return a loader of some samples of another one's data set."""
+    names = ("batch_size", "collate_fn", "num_workers", "pin_memory", "worker_init_fn", "generator")
+    options |= {name: getattr(loader, name) for name in names}
+    return DataLoader(Subset(loader.dataset, np.flatnonzero(rows).tolist()), **options)
+
+
 def _lone(loader: Any, sizes: list[int], kept: _Rows) -> _Rows:
     """Return the samples that would be left alone in a batch; none where nothing else is left."""
     found = np.zeros_like(kept)
-    if isinstance(loader, Minibatches):
+    if isinstance(loader, Minibatches | DataLoader):
         rows = np.flatnonzero(kept)
-        found[rows[-1:]] = loader.batch_size > 1 and len(rows) % loader.batch_size == 1
-    elif not isinstance(loader, DataLoader):
+        size: Any = loader.batch_size
+        found[rows[-1:]] = size > 1 and len(rows) % size == 1
+    else:
         for rows in np.split(np.arange(len(kept)), np.cumsum(sizes)[:-1]):
             found[rows] = kept[rows] & (kept[rows].sum() == 1 < len(rows))
     return found if (kept & ~found).any() else np.zeros_like(found)
@@ -162,88 +180,6 @@ def _chosen(num_samples: int, share: float, seed: int) -> _Rows:
     chosen = np.zeros(num_samples, dtype=np.bool_)
     chosen[np.random.default_rng(seed).permutation(num_samples)[:count]] = True
     return chosen
-
-
-class _Filtered:
-    """A sampler without some indices; those that stay are places among the kept samples."""
-
-    def __init__(self, sampler: Any, kept: _Rows) -> None:
-        self.sampler, self.kept = sampler, kept
-        self._places = np.cumsum(kept) - 1
-
-    def __iter__(self) -> Iterator[int]:
-        return (int(self._places[i]) for i in self.sampler if self.kept[i])
-
-    def __len__(self) -> int:
-        """Return the number of indices, on average where a sampler draws with replacement."""
-        return round(len(self.sampler) * float(self.kept.mean()))
-
-
-class _FilteredBatches:
-    """A batch sampler without some indices; one that is left alone joins the batch before."""
-
-    def __init__(self, batches: Any, kept: _Rows) -> None:
-        self.batches, self.kept = batches, kept
-        self._filled: BatchSampler | None = None
-        if type(batches) is BatchSampler:  # batches keep their size
-            inner: Any = _Filtered(batches.sampler, kept)
-            self._filled = BatchSampler(inner, batches.batch_size, batches.drop_last)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        before: list[int] = []
-        for batch, size in self._left():
-            if before and (1 not in (len(before), len(batch)) or size == 1):
-                yield before
-                before = []
-            before = before + batch
-        if before:
-            yield before
-
-    def _left(self) -> Iterator[tuple[list[int], int]]:
-        """Yield what is left of each batch, and its size before."""
-        if self._filled is not None:
-            yield from ((batch, self._filled.batch_size) for batch in self._filled)
-            return
-        for batch in self.batches:
-            if left := list(_Filtered(batch, self.kept)):
-                yield left, len(batch)
-
-    def __len__(self) -> int:
-        filled = self._filled
-        if filled is None:
-            return len(self.batches)
-        alone = not filled.drop_last and len(filled.sampler) % filled.batch_size == 1  # type: ignore[arg-type]
-        return len(filled) - (alone and len(filled) > 1)
-
-
-def _without(loader: Any, kept: _Rows) -> Loader:
-    """Return a loader like this one of the kept samples."""
-    names = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "generator")
-    common: dict[str, Any] = {name: getattr(loader, name) for name in names}
-    left = Subset(loader.dataset, np.flatnonzero(kept).tolist())
-    if loader.batch_sampler is not None:
-        batches: Any = _FilteredBatches(loader.batch_sampler, kept)
-        return DataLoader(left, batch_sampler=batches, **common)
-    kind = _FilteredBatches if _yields_lists(loader) else _Filtered
-    sampler: Any = kind(loader.sampler, kept)
-    return DataLoader(left, sampler=sampler, batch_size=None, **common)
-
-
-def _only(loader: Any, chosen: _Rows) -> Loader:
-    """Return a loader of the chosen samples, in their order."""
-    left = Subset(loader.dataset, np.flatnonzero(chosen).tolist())
-    if loader.batch_sampler is not None:
-        size = loader.batch_size or len(left)
-        return DataLoader(left, batch_size=size, collate_fn=loader.collate_fn)
-    places = list(range(len(left)))
-    sampler: Any = [places] if _yields_lists(loader) else places
-    return DataLoader(left, sampler=sampler, batch_size=None, collate_fn=loader.collate_fn)
-
-
-def _yields_lists(loader: Any) -> bool:
-    """Return whether the sampler of a loader without batches yields lists of indices."""
-    with torch.random.fork_rng([]):  # looking draws no random number
-        return isinstance(next(iter(loader.sampler), None), list | tuple)
 
 
 def _rows(batches: Sequence[Any], sizes: list[int], wanted: _Rows) -> list[Any]:

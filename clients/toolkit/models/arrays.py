@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import listing
-from fl_admm_strategies.runtime.messages.records import owned, room_for
+from fl_admm_strategies.runtime.messages.records import owned
 from fl_admm_strategies.runtime.trust import layout
 from fl_admm_strategies.runtime.trust.layout import BUFFER, FROZEN, TRAINED, wrapper_of
 
@@ -23,7 +23,8 @@ with warnings.catch_warnings():  # PyTorch says once in a process that one may b
     torch.from_numpy(np.broadcast_to(0.0, 1))
 
 _HALVES = (torch.float16, torch.bfloat16)
-_Place = tuple[str, dict[str, Any], str]  # a name, and what holds its tensor under which key
+_Place = tuple[str, dict[str, Any], str]
+"""A name, and the dict that holds its tensor, under which key."""
 
 
 class ModelArrays:
@@ -50,52 +51,39 @@ class ModelArrays:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        state = model.state_dict()
-        self.prefix = wrapper_of(state)
-        parameters = dict(model.named_parameters(remove_duplicate=False))
+        places = _places(model, "")
+        self.prefix = wrapper_of({name: values[key] for name, values, key in places})
+        self._places = {n.removeprefix(self.prefix): (values, key) for n, values, key in places}
         first: dict[int, str] = {}
         self.trained: list[str] = []
         self.buffers: list[str] = []
         self.frozen: list[str] = []
         self.tied: dict[str, str] = {}
-        for full, tensor in state.items():
-            name = full.removeprefix(self.prefix)
-            if (parameter := parameters.get(full)) is None:
-                if isinstance(tensor, Tensor):  # extra state may be anything
-                    self.buffers.append(name)
-            elif (known := first.setdefault(id(parameter), name)) != name:
+        for name, tensor in self._state().items():
+            if not isinstance(tensor, nn.Parameter):
+                self.buffers.append(name)
+            elif (known := first.setdefault(id(tensor), name)) != name:
                 self.tied[name] = known
             else:
-                (self.trained if parameter.requires_grad else self.frozen).append(name)
+                (self.trained if tensor.requires_grad else self.frozen).append(name)
         kept = {*self.trained, *self.buffers}
-        self.names = [n for n in (full.removeprefix(self.prefix) for full in state) if n in kept]
-        self._known = {*self.names, *self.frozen, *self.tied}
-        places = _places(model, "")
-        held = {full: values[key].data_ptr() for full, values, key in places}
-        self._places = None
-        if held.keys() == state.keys() and all(held[n] == state[n].data_ptr() for n in held):
-            self._places = [(f.removeprefix(self.prefix), values, k) for f, values, k in places]
-            own = {*self.trained, *self.frozen}
-            self._parameters = [place for place in self._places if place[0] in own]
+        self.names = [name for name in self._places if name in kept]
+        self._own = [name for name in self._places if name in first.values()]
 
-    def _state(self) -> Mapping[str, Tensor]:
+    def _state(self) -> dict[str, Tensor]:
         """Return the tensors of the ``state_dict``, without the prefix of a wrapper.
 
-        To make one takes as long as a step of a small model. Where hooks give nothing another form,
-        they are what the modules hold.
+        To make one takes as long as a step of a small model: these are what the modules hold.
         """
-        if self._places is not None:
-            return {name: values[key] for name, values, key in self._places}
-        state = self.model.state_dict()
-        return {name.removeprefix(self.prefix): tensor for name, tensor in state.items()}
+        return {name: values[key] for name, (values, key) in self._places.items()}
 
     def parameters(self, names: Iterable[str] | None = None) -> dict[str, nn.Parameter]:
         """Return parameters of the model, by default all."""
-        if self._places is None:
-            parameters = parameters_of(self.model)
-        else:
-            parameters = {name: values[key] for name, values, key in self._parameters}
-        return parameters if names is None else {name: parameters[name] for name in names}
+        found = {}
+        for name in self._own if names is None else names:
+            values, key = self._places[name]
+            found[name] = values[key]
+        return found
 
     def gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the ``.grad`` of parameters; zeros where the loss does not reach one."""
@@ -124,7 +112,7 @@ class ModelArrays:
             If one that travels is missing, one is not the model's, or shapes differ.
         """
         state = self._state()
-        if not (self._known >= arrays.keys() and arrays.keys() >= set(self.names)):
+        if not (state.keys() >= arrays.keys() >= set(self.names)):
             raise ValueError(
                 f"The server sent a model of {len(arrays)} arrays ({', '.join(arrays)}), the "
                 f"client's has {len(self.names)} ({', '.join(self.names)}). Use one model "
@@ -136,20 +124,15 @@ class ModelArrays:
                     f"The server sent '{name}' of shape {array.shape}, the client's model "
                     f"has {tuple(shape)}. Use one model definition on both sides."
                 )
-        if self._places is None:
-            whole = {self.prefix + name: to_read(array) for name, array in arrays.items()}
-            self.model.load_state_dict(whole, strict=False)
-            return
         with torch.no_grad():
             for name, array in arrays.items():
                 state[name].copy_(to_read(array))
 
     def complete(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
         """Return a whole ``state_dict`` of the model, with these arrays in it, by its own names."""
-        whole = {self.prefix + n: a for n, a in self.read([*self.names, *self.frozen]).items()}
-        whole |= {self.prefix + name: array for name, array in arrays.items()}
-        whole |= {self.prefix + n: whole[self.prefix + first] for n, first in self.tied.items()}
-        return {name: whole[name] for name in self.model.state_dict() if name in whole}
+        whole = {**self.read([*self.names, *self.frozen]), **arrays}
+        whole |= {name: whole[first] for name, first in self.tied.items()}
+        return {self.prefix + name: whole[name] for name in self._places}
 
     def answer(self, names: Sequence[str]) -> Arrays:
         """Return what a server wants to know of its initial arrays; see `runtime.layout`.
@@ -217,34 +200,6 @@ def to_array(tensor: Tensor, *, to_send: bool = False) -> NDArray[Any]:
     """Return a tensor as a numpy array of its own, as it travels: half precision as float32."""
     array: NDArray[Any] = in_full(tensor.detach()).cpu().numpy()
     return owned(array) if to_send else array.copy()
-
-
-class Room:
-    """Room for tensors like others, that are then kept or sent without being copied again.
-
-    Attributes
-    ----------
-    tensors : dict of str to Tensor
-        To be written; what is in them is anything.
-    """
-
-    def __init__(self, like: Mapping[str, Tensor]) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        self._packed: dict[str, Callable[[], NDArray[Any]]] = {}
-        for name, tensor in like.items():
-            if tensor.is_cpu:
-                shape, dtype = tuple(tensor.shape), tensor.numpy().dtype
-                array, self._packed[name] = room_for(shape, dtype)
-                self.tensors[name] = torch.from_numpy(array)
-            else:
-                self.tensors[name] = torch.empty_like(tensor)
-
-    def packed(self) -> Arrays:
-        """Return them as arrays, once they are written for the last time."""
-        return {
-            name: self._packed[name]() if name in self._packed else to_array(tensor, to_send=True)
-            for name, tensor in self.tensors.items()
-        }
 
 
 def to_read(array: NDArray[Any]) -> Tensor:

@@ -94,11 +94,6 @@ class SplitInput(nn.Module):
         ``lambda x: (x[:, :3], x[:, 3:])``.
     dim : int (default: 1)
         The axis along which the outputs of both parts are concatenated.
-
-    Raises
-    ------
-    ValueError
-        If `personal` has no parameters, or `shared` and `upper` together have none.
     """
 
     def __init__(
@@ -116,25 +111,14 @@ class SplitInput(nn.Module):
         self.upper = upper
         self.split = split
         self.dim = dim
-        if next(personal.parameters(), None) is None:
-            raise ValueError(
-                "The personal part of SplitInput has no parameters, so that nothing would be "
-                "personal. Give it a layer to train, e.g. nn.Linear."
-            )
-        if next(nn.ModuleList([shared, upper]).parameters(), None) is None:
-            raise ValueError(
-                "Neither the shared part nor the upper layers of SplitInput have parameters, so "
-                "that everything would be personal. Give one of them a layer to train."
-            )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the output of the upper layers for a batch."""
         portions = self.split(inputs)
-        if not isinstance(portions, Sequence) or len(portions) != 2:
-            length = f" of length {len(portions)}" if isinstance(portions, Sequence) else ""
+        if not isinstance(portions, tuple | list) or len(portions) != 2:
             raise TypeError(
-                "split(inputs) must return the two portions of a batch, (for personal, for "
-                f"shared); it returned a {type(portions).__name__}{length}."
+                f"split(inputs) returned a {type(portions).__name__}, expected the two portions of "
+                "a batch: (for personal, for shared)."
             )
         outputs = [self.personal(portions[0]), self.shared(portions[1])]
         upper: Tensor = self.upper(torch.cat(outputs, self.dim))
@@ -213,22 +197,11 @@ def _names_of(model: nn.Module, layers: Sequence[Mapping[str, nn.Module]]) -> st
 def _layers(model: nn.Module, n: int) -> list[dict[str, nn.Module]]:
     """Return the modules of every layer, once `n` is known to leave some on each side."""
     layers = _layers_of(model)
-    names = _names_of(model, layers)
-    if not layers:
-        raise ValueError(
-            f"The model, a {type(model).__name__}, holds no parameters: there is no layer to make "
-            "personal. Give the model that the clients train."
-        )
-    if len(layers) == 1:
-        raise ValueError(
-            f"The model has one layer with parameters, {names}: it cannot be divided into a "
-            "personal and a shared part. Take FedADMM to share it, or a model with more layers."
-        )
     if not 1 <= n < len(layers):
-        what = "nothing would be personal" if n < 1 else "nothing would be shared"
         raise ValueError(
-            f"n={n}: {what}. Expected 1 to {len(layers) - 1} of the model's {len(layers)} layers: "
-            f"{names}."
+            f"n is {n}, expected 1 or more and fewer than the {len(layers)} layers of the model, a "
+            f"{type(model).__name__}, that have parameters ({_names_of(model, layers)}). FedADMM "
+            "shares a whole model."
         )
     return layers
 

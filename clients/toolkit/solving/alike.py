@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -13,8 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
-from torch.overrides import TorchFunctionMode
 
 from ..models.arrays import tensors_of
 from .objective import LocalObjective
@@ -87,15 +84,14 @@ def _of_loss(loss_fn: Any) -> Hashable:
     return type(loss_fn), tuple((name, _value(value)) for name, value in public)
 
 
-_TRIED: dict[Hashable, float] = {}
+_TRIED: dict[Hashable, bool] = {}
 
 
-def work_in_stacks(key: Hashable, problem: LocalProblem, epoch: Epoch) -> float:
-    """Return the multiplications of a model's layers for a sample; infinity if it does not stack.
+def can_stack(key: Hashable, problem: LocalProblem, epoch: Epoch) -> bool:
+    """Return whether clients with a signature get in a stack what each gets alone.
 
-    Clients with a signature must get in a stack what each gets alone. It is tried once in a process
-    for each signature and kind of samples: a step of two models, one of them on fewer samples, so
-    that its rows are filled up.
+    It is tried once in a process for each signature and kind of samples: a step of two models, one
+    of them on fewer samples, so that its rows are filled up.
 
     Raises
     ------
@@ -110,7 +106,7 @@ def work_in_stacks(key: Hashable, problem: LocalProblem, epoch: Epoch) -> float:
     return _TRIED[key]
 
 
-def _trial(problem: LocalProblem, inputs: Tensor, targets: Tensor) -> float:
+def _trial(problem: LocalProblem, inputs: Tensor, targets: Tensor) -> bool:
     problem = replace(problem, loss_fn=_without_hooks(problem.loss_fn))
     if len(targets) == 1:
         inputs, targets = torch.cat([inputs, inputs]), torch.cat([targets, targets])
@@ -123,25 +119,24 @@ def _trial(problem: LocalProblem, inputs: Tensor, targets: Tensor) -> float:
     begin = stack_of([dict(model.named_parameters()) for model in models])
     found = {name: tensor.clone() for name, tensor in begin.items()}
     step = partial(descend, objective=LocalObjective(), lr=1.0, epochs=1, full_batch=False)
-    losses: list[Tensor] = []
-    with _Multiplications() as work:
-        for model, epoch in zip(models, epochs, strict=True):
-            losses.append(step(replace(problem, model=model, loader=[epoch[:2]], seed=1))[0])
+    losses = [
+        step(replace(problem, model=model, loader=[epoch[:2]], seed=1))[0]
+        for model, epoch in zip(models, epochs, strict=True)
+    ]
     after = stack_of([dict(model.named_parameters()) for model in models])
     if not all(torch.isfinite(tensor).all() for tensor in (*losses, *after.values())):
         raise ValueError("A step of the client ends in numbers that are not finite.")
     batches = Samples(epochs, False, losses[0].dtype).batches
-    twin = copy.deepcopy(problem.model)
+    stack = Stack(models[0], problem.loss_fn, found, [1, 1], lambda _: batches([None]))
     try:
-        theirs, _ = step(Stack(twin, problem.loss_fn, found, [1, 1], lambda _: batches([None])))
+        theirs, _ = step(stack)
     except Exception:  # vmap cannot go through it
-        return math.inf
+        return False
     pairs = [(found[name] - begin[name], after[name] - begin[name]) for name in begin]
-    for one, other in [*pairs, (theirs, torch.stack(losses))]:
-        if not torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-7):
-            return math.inf
-    per_sample: float = work.number / (2 * less + 1)
-    return per_sample
+    return all(
+        torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-7)
+        for one, other in [*pairs, (theirs, torch.stack(losses))]
+    )
 
 
 def _without_hooks(loss_fn: Any) -> Any:
@@ -152,20 +147,6 @@ def _without_hooks(loss_fn: Any) -> Any:
     for name in ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks"):
         setattr(plain, name, OrderedDict())
     return plain
-
-
-class _Multiplications(TorchFunctionMode):
-    """Counts those of the layers whose time is that of their products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in (F.linear, F.conv1d, F.conv2d, F.conv3d):
-            self.number += result.numel() * args[1][0].numel()
-        return result
 
 
 def stack_of(clients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

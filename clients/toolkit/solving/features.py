@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,42 +30,33 @@ def frozen_layers_applied(problem: LocalProblem) -> LocalProblem:
     """Return the problem of a model's remaining layers, on what its frozen first layers make.
 
     That is done where it is exact and cheap: the model is an `nn.Sequential`, its first layers have
-    no parameter with ``requires_grad`` and are all `STATELESS`, and the data are in memory: a list
-    of batches, whose features have the same bits as ever, or `Minibatches`, whose features are
-    computed in other batches, so that their last bits may differ (with PyTorch's convolutions on a
-    CPU they do for a batch of one sample). Otherwise the problem is returned as it is.
+    no parameter with ``requires_grad`` and are all `STATELESS`, and the data are `Minibatches`.
+    Features may differ from those of an epoch's batches in the last bits. Otherwise the problem is
+    returned as it is.
 
     The layers are the model's own: to train them is to train it.
     """
     model, loader = problem.model, problem.loader
-    if type(model) is not nn.Sequential or not isinstance(loader, (list, Minibatches)):
+    if type(model) is not nn.Sequential or not isinstance(loader, Minibatches):
         return problem
     trains = [any(p.requires_grad for p in layer.parameters()) for layer in model]
     frozen = trains.index(True) if any(trains) else 0
     head, rest = model[:frozen], model[frozen:]
-    if not any(True for _ in head.parameters()) or not all(map(_stateless, head.modules())):
+    if (
+        not any(True for _ in head.parameters())
+        or not all(map(_stateless, head.modules()))
+        or problem.split_batch is not batches.split_batch
+    ):
         return problem
-    if isinstance(loader, list):
-        parts = loader
-    elif problem.split_batch is batches.split_batch:
-        tensors = (torch.split(values, loader.batch_size) for values in loader.dataset.tensors)
-        parts = list(zip(*tensors, strict=True))
-    else:
-        return problem
-    made: Any = []
-    size = 0
+    inputs, targets = loader.on(problem.device).dataset.tensors
+    made: list[Tensor] = []
     with torch.no_grad():
-        for batch in replace(problem, loader=parts).batches():
-            if not isinstance(batch.inputs, Tensor):
+        for part in torch.split(inputs, loader.batch_size):
+            made.append(head(part))
+            if made[0].nbytes * len(loader) > MOST_BYTES:
                 return problem
-            made.append((head(batch.inputs), batch.targets))
-            size += made[-1][0].nbytes
-            if size > MOST_BYTES:
-                return problem
-    if isinstance(loader, Minibatches):
-        inputs, targets = (torch.cat(values) for values in zip(*made, strict=True))
-        made = Minibatches(inputs, targets, loader.batch_size)
-    return replace(problem, model=rest, loader=made, split_batch=batches.split_batch)
+    features = Minibatches(torch.cat(made), targets, loader.batch_size)
+    return replace(problem, model=rest, loader=features)
 
 
 def _stateless(layer: nn.Module) -> bool:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-
-from fl_admm_strategies.maths.blocks import PIECE
 
 from ..models.arrays import parameters_of
 from .stepsum import StepMeter
@@ -20,77 +19,86 @@ Weight = float | Tensor
 
 
 @dataclass(frozen=True)
-class ProximalTerm:
-    """A term (c/2) ||u - a||^2 of a local objective.
+class _ConstantsTerm(ABC):
+    """A term with a constant vector for each parameter of u.
 
     Attributes
     ----------
     weight : float, or Tensor of shape (clients,)
-        c > 0. In a stack each client has its own, and anchors and parameters begin with clients.
-    anchor : mapping of str to Tensor
-        a, by parameter name; parameters that it does not name are not in u.
+        c > 0. In a stack each client has its own, and the axes of constants and parameters begin
+        with clients.
+    constants : mapping of str to Tensor
+        By parameter name; parameters that it does not name are not in u.
     """
 
     weight: Weight
-    anchor: Mapping[str, Tensor]
+    constants: Mapping[str, Tensor]
+
+    @staticmethod
+    @abstractmethod
+    def slope(u: Tensor, constant: Tensor) -> Tensor:
+        """Return the gradient of a parameter's part, without c."""
+
+    @staticmethod
+    @abstractmethod
+    def part(u: Tensor, constant: Tensor) -> Tensor:
+        """Return a parameter's part, without c."""
 
     @property
     def names(self) -> Collection[str]:
         """The parameters that u consists of."""
-        return self.anchor.keys()
+        return self.constants.keys()
 
     def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
-        """Add c (u - a) to the parameters' ``.grad``."""
-        for parameter, anchor in _pairs(moving, self.anchor):
-            found = parameter.detach(), anchor, _gradient_of(parameter)
-            for u, a, gradient in [found] if isinstance(self.weight, Tensor) else _parts(*found):
-                _add(gradient, u - a, self.weight)
+        """Add the term's gradient to the parameters' ``.grad``."""
+        for u, constant in self._pairs(moving):
+            _add(_gradient_of(u), self.slope(u.detach(), constant), self.weight)
 
     def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
-        """Return (c/2) ||u - a||^2."""
-        squares = ((u - anchor).square().sum() for u, anchor in _pairs(moving, self.anchor))
-        return 0.5 * self.weight * sum(squares, torch.zeros(()))
+        """Return the term."""
+        parts = (self.part(u, constant) for u, constant in self._pairs(moving))
+        return self.weight * sum(parts, torch.zeros(()))
+
+    @classmethod
+    def stacked(cls, terms: Sequence[Self]) -> Self:
+        """Return the terms of several clients as one."""
+        constants = {n: torch.stack([term.constants[n] for term in terms]) for n in terms[0].names}
+        like = next(iter(constants.values()))
+        return cls(_numbers([term.weight for term in terms], like), constants)
+
+    def _pairs(self, moving: Mapping[str, nn.Parameter]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Yield those parameters that move of the named ones, with their constants."""
+        for name, constant in self.constants.items():
+            if (parameter := moving.get(name)) is not None:
+                yield parameter, rows(constant.to(parameter.device), parameter)
+
+
+class ProximalTerm(_ConstantsTerm):
+    """A term (c/2) ||u - a||^2 of a local objective; its constants are a."""
 
     @staticmethod
-    def stacked(terms: Sequence[ProximalTerm]) -> ProximalTerm:
-        """Return the terms of several clients as one."""
-        return ProximalTerm(*_stacks([(term.weight, term.anchor) for term in terms]))
-
-
-@dataclass(frozen=True)
-class LinearTerm:
-    """A term c <s, u> of a local objective: it adds the same c s to the gradient of every step.
-
-    Attributes
-    ----------
-    weight : float, or Tensor of shape (clients,)
-        c > 0.
-    slope : mapping of str to Tensor
-        s, by parameter name; parameters that it does not name are not in u.
-    """
-
-    weight: Weight
-    slope: Mapping[str, Tensor]
-
-    @property
-    def names(self) -> Collection[str]:
-        """The parameters that u consists of."""
-        return self.slope.keys()
-
-    def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
-        """Add c s to the parameters' ``.grad``."""
-        for parameter, slope in _pairs(moving, self.slope):
-            _add(_gradient_of(parameter), slope, self.weight)
-
-    def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
-        """Return c <s, u>."""
-        products = ((u * slope).sum() for u, slope in _pairs(moving, self.slope))
-        return self.weight * sum(products, torch.zeros(()))
+    def slope(u: Tensor, constant: Tensor) -> Tensor:
+        """Return u - a."""
+        return u - constant
 
     @staticmethod
-    def stacked(terms: Sequence[LinearTerm]) -> LinearTerm:
-        """Return the terms of several clients as one."""
-        return LinearTerm(*_stacks([(term.weight, term.slope) for term in terms]))
+    def part(u: Tensor, constant: Tensor) -> Tensor:
+        """Return (1/2) ||u - a||^2."""
+        return 0.5 * (u - constant).square().sum()
+
+
+class LinearTerm(_ConstantsTerm):
+    """A term c <s, u> of a local objective; its constants are s."""
+
+    @staticmethod
+    def slope(u: Tensor, constant: Tensor) -> Tensor:
+        """Return s."""
+        return constant
+
+    @staticmethod
+    def part(u: Tensor, constant: Tensor) -> Tensor:
+        """Return <s, u>."""
+        return (u * constant).sum()
 
 
 @dataclass(frozen=True)
@@ -169,15 +177,6 @@ class ProjectedTerm:
 Term = ProximalTerm | LinearTerm | ProjectedTerm
 
 
-def _pairs(
-    moving: Mapping[str, nn.Parameter], constants: Mapping[str, Tensor]
-) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Yield those parameters that move of the named ones, and what a term has for them."""
-    for name, constant in constants.items():
-        if (parameter := moving.get(name)) is not None:
-            yield parameter, rows(constant.to(parameter.device), parameter)
-
-
 def rows(constant: Tensor, like: Tensor) -> Tensor:
     """Return what a stack's first clients have of a constant, as many as in another tensor."""
     return constant if constant.shape == like.shape else constant[: len(like)]
@@ -203,25 +202,8 @@ def _gradient_of(parameter: nn.Parameter) -> Tensor:
     return parameter.grad
 
 
-def _stacks(
-    terms: Sequence[tuple[Weight, Mapping[str, Tensor]]],
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return several clients' weights and named tensors, each as one tensor of all."""
-    constants = [constant for _, constant in terms]
-    stacks = {name: torch.stack([one[name] for one in constants]) for name in constants[0]}
-    return _numbers([weight for weight, _ in terms], next(iter(stacks.values()))), stacks
-
-
 def _numbers(numbers: Sequence[Weight], like: Tensor) -> Tensor:
     return torch.tensor(numbers, dtype=like.dtype, device=like.device)
-
-
-def _parts(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """Return tensors of one shape, large ones in parts that stay in the processor's cache."""
-    large = tensors[0].numel() > PIECE
-    if not large or not all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors):
-        return [tensors]
-    return zip(*(torch.split(tensor.view(-1), PIECE) for tensor in tensors), strict=True)
 
 
 class LocalObjective:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from inspect import signature
@@ -162,11 +162,7 @@ class Stack:
         return (self._losses(outputs, batch.targets) * batch.weights).sum(1)
 
     def outputs(
-        self,
-        parameters: Mapping[str, Tensor],
-        batch: StackBatch,
-        keys: Tensor | None = None,
-        shared: Collection[str] = (),
+        self, parameters: Mapping[str, Tensor], batch: StackBatch, keys: Tensor | None = None
     ) -> Tensor:
         """Return what the models make of samples, shape (clients, rows, ...).
 
@@ -176,18 +172,15 @@ class Stack:
         batch : StackBatch
         keys : Tensor of shape (clients,), optional
             Of the clients' random numbers in this epoch; not needed in an evaluation.
-        shared : collection of str
-            The parameters that are one for all clients.
         """
 
         def of_one(own: dict[str, Tensor], samples: Tensor, key: Tensor, first: Tensor) -> Any:
             with ClientCalls(key, first, stacked=True):
                 return functional_call(self.model, own, (samples,))
 
-        axes = {name: None if name in shared else 0 for name in parameters}
         keys = batch.sizes if keys is None else keys
         with _plain_layers() if self._recurrent else nullcontext():
-            run = vmap(of_one, (axes, 0, 0, 0))
+            run = vmap(of_one)
             outputs: Tensor = run(dict(parameters), batch.inputs, keys, batch.firsts)
         return outputs
 

@@ -8,7 +8,6 @@ name may hold any character.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -306,17 +305,6 @@ def packed(array: NDArray[Any]) -> NDArray[Any]:
 def owned(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array that nobody else changes: a copy, `packed` if it is large."""
     return packed(array) if array.nbytes >= _LARGE else array.copy()
-
-
-def room_for(
-    shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> tuple[NDArray[Any], Callable[[], NDArray[Any]]]:
-    """Return an array to be written, and what returns it `packed` without a copy, once it is."""
-    header = npy_header(shape, dtype)
-    file = BytesIO(bytes(len(header) + math.prod(shape) * dtype.itemsize))
-    file.write(header)
-    array: NDArray[Any] = np.ndarray(shape, dtype, file.getbuffer(), len(header))
-    return array, lambda: np.ndarray(shape, dtype, file.getvalue(), len(header))
 
 
 @lru_cache(maxsize=256)

@@ -76,7 +76,7 @@ class Quadratics:
                 b, c = float(federation.b[i]), torch.tensor(federation.c[i])
                 (term,) = objective.terms
                 objective.penalty(self.model)
-                theta = (b * c + term.weight * term.anchor["theta"]) / (b + term.weight)
+                theta = (b * c + term.weight * term.constants["theta"]) / (b + term.weight)
                 self.load_block({"theta": theta + noise * torch.randn_like(theta)})
                 return {"loss": 0.0}
 

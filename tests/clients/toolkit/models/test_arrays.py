@@ -67,27 +67,6 @@ def test_arrays_are_loaded_where_they_belong() -> None:
             named.load(wrong)
 
 
-def test_a_module_that_gives_its_weights_in_another_form_has_them_back() -> None:
-    """Hooks of a ``state_dict``, here a transposed weight, are undone by those of loading."""
-
-    class Transposed(nn.Linear):
-        def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-            super()._save_to_state_dict(*args, **kwargs)
-            args[0][args[1] + "weight"] = args[0][args[1] + "weight"].T.clone()
-
-        def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-            args[0][args[1] + "weight"] = args[0][args[1] + "weight"].T
-            super()._load_from_state_dict(*args, **kwargs)
-
-    net = Transposed(2, 2)
-    weight = net.weight.detach().clone()
-    named = ModelArrays(net)
-    arrays = named.read()
-    nn.init.zeros_(net.weight)
-    named.load(arrays)
-    assert torch.equal(net.weight, weight)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_travels_as_float32_and_comes_back(dtype: torch.dtype) -> None:
     net = nn.Linear(2, 2).to(dtype)

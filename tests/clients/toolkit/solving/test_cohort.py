@@ -253,7 +253,7 @@ def test_batches_that_a_method_draws_itself_are_those_that_it_draws_alone(batche
         return make(i, loader=loader, client_class=PFedMeClient)  # type: ignore[arg-type,return-value]
 
     def message(made: PFedMeClient, i: int) -> Any:
-        asked = PFedMeInstruction(made.arrays(), 1.0, 0.1, 0.5, 9, 2, "warm", None)
+        asked = PFedMeInstruction(made.arrays(), 1.0, 0.1, 0.5, 9, 2, None)
         return received(asked, seed=i)
 
     clients = [client(i) for i in range(3)]
@@ -503,15 +503,18 @@ def test_models_that_differ_in_a_number_share_no_stack(stacked: list[int]) -> No
         np.testing.assert_allclose(arrays[0], alone(client(i))[0][0], rtol=1e-4, atol=1e-6)
 
 
-def test_auto_stacks_small_models_only(stacked: list[int]) -> None:
-    def client(i: int, width: int) -> SGDClient:
-        return make(i, lambda: nn.Sequential(nn.Linear(FEATURES, width), nn.Linear(width, 3)))
+def test_auto_leaves_out_large_networks_of_convolutions(stacked: list[int]) -> None:
+    convolutions = nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, 1, 1), nn.Flatten()
 
-    train_together([job(client(i, 4)) for i in range(2)], "auto")
-    assert set(stacked) == {2}
-    stacked.clear()
-    train_together([job(client(i, cohort.LARGEST)) for i in range(2)], "auto")
-    assert not stacked
+    def client(i: int, *layers: nn.Module) -> SGDClient:
+        layers = *copy.deepcopy(layers), nn.Linear(FEATURES, 9_000), nn.Linear(9_000, 3)
+        return make(i, lambda: nn.Sequential(*layers))
+
+    cases: Any = [("auto", (), 1), ("auto", convolutions, 0), (True, convolutions, 1)]
+    for choice, layers, count in cases:
+        stacked.clear()
+        train_together([job(client(i, *layers)) for i in (0, 5)], choice)
+        assert (len(stacked) > 0) == count
 
 
 # --- Who fails, fails alone -----------------------------------------------------------------------
