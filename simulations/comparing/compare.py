@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,52 +18,11 @@ from ..problems.scores import METRICS
 from ..reports import write_text
 from . import cell as cells
 from .cell import Cell
-from .comparison import ComparisonPlan, Space
+from .comparison import ComparisonPlan, optuna
 from .workers import Workers, num_cores
 
 AT_ONCE = 5
 """Trials that are drawn together; constant, so that the number of workers changes no choice."""
-
-
-def study_of(seed: int) -> Any:
-    """Return a study of Optuna's that draws by its TPE sampler; the larger a value, the better.
-
-    Raises
-    ------
-    RuntimeError
-        If Optuna is not installed.
-    """
-    try:
-        import optuna
-    except ImportError:
-        raise RuntimeError(
-            "tune needs Optuna, which is not installed: pip install 'fl-admm-strategies[compare]'."
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    sampler = optuna.samplers.TPESampler(seed=seed)
-    return optuna.create_study(direction="maximize", sampler=sampler)
-
-
-def distributions(spaces: Mapping[str, Space]) -> dict[str, Any]:
-    """Return spaces as Optuna has them."""
-    from optuna.distributions import FloatDistribution, IntDistribution
-
-    return {
-        key: IntDistribution(int(space.low), int(space.high))
-        if space.kind == "int"
-        else FloatDistribution(space.low, space.high, log=space.kind == "log")
-        for key, space in spaces.items()
-    }
-
-
-def tell(study: Any, trial: Any, value: float | None) -> None:
-    """Say what a trial came to; None where it failed."""
-    from optuna.trial import TrialState
-
-    if value is None:
-        study.tell(trial, state=TrialState.FAIL)
-    else:
-        study.tell(trial, value)
 
 
 COMPARISON = "comparison.toml"
@@ -181,14 +140,17 @@ def steps_of(
             length = max(1, 1 + round((comparison.work - once) / (twice - once)))
             outcome.tuned = dict.fromkeys(names, length)
     if spaces := comparison.spaces_of(alias):
-        study, left = study_of(seeds[0]), comparison.budget
+        sampler = optuna().samplers.TPESampler(seed=seeds[0])
+        study = optuna().create_study(direction="maximize", sampler=sampler)
+        states, left = optuna().trial.TrialState, comparison.budget
         while left:
-            trials = [study.ask(distributions(spaces)) for _ in range(min(AT_ONCE, left))]
+            trials = [study.ask(spaces) for _ in range(min(AT_ONCE, left))]
             left -= len(trials)
             found = yield [cell(seeds[0], trial.params, True) for trial in trials]
             for trial, one in zip(trials, found, strict=True):
                 outcome.trials.append({**one, "tuned": trial.params})
-                tell(study, trial, _value(one))
+                state = states.FAIL if "error" in one else states.COMPLETE
+                study.tell(trial, _value(one), state)
         try:
             outcome.tuned |= study.best_params
         except ValueError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import tomli_w
 from pydantic import Field, ValidationError, field_validator
@@ -26,39 +26,46 @@ _LENGTHS = (("local_epochs", "personal_epochs"), ("local_steps",), ("local_round
 _SECTIONS = ("data", "model", "training", "algorithm", "client", "attack", "report")
 
 
-class Space(NamedTuple):
-    """Where a setting is looked for: ``log:0.01:1``, ``linear:0:1`` or ``int:1:10``."""
+def optuna() -> Any:
+    """Return Optuna.
 
-    kind: str
-    low: float
-    high: float
+    Raises
+    ------
+    RuntimeError
+        If it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise RuntimeError(
+            "tune needs Optuna, which is not installed: pip install 'fl-admm-strategies[compare]'."
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
 
-    @classmethod
-    def read(cls, key: str, text: str) -> Space:
-        """Read a space.
 
-        Raises
-        ------
-        ValueError
-            If it is none.
-        """
-        kind, *bounds = text.split(":")
-        try:
-            low, high = map(float, bounds)
-        except ValueError:
-            low = high = 0.0
-        whole = low == int(low) and high == int(high)
-        if (
-            kind not in ("log", "linear", "int")
-            or not low < high
-            or (kind == "log" and low <= 0)
-            or (kind == "int" and not whole)
-        ):
-            raise ValueError(
-                f"tune: {key} is {text!r}, expected log:LOW:HIGH with 0 < LOW < HIGH, "
-                "linear:LOW:HIGH or int:LOW:HIGH."
-            )
-        return cls(kind, low, high)
+def space_of(key: str, text: str) -> Any:
+    """Return Optuna's distribution for ``log:0.01:1``, ``linear:0:1`` or ``int:1:10``.
+
+    Raises
+    ------
+    ValueError
+        If the text is none of these.
+    """
+    distributions = optuna().distributions
+    kind, *bounds = text.split(":")
+    try:
+        low, high = bounds
+        if kind == "int":
+            return distributions.IntDistribution(int(low), int(high))
+        if kind in ("log", "linear"):
+            return distributions.FloatDistribution(float(low), float(high), log=kind == "log")
+    except ValueError:
+        pass
+    raise ValueError(
+        f"tune: {key} is {text!r}, expected log:LOW:HIGH with 0 < LOW <= HIGH, linear:LOW:HIGH or "
+        "int:LOW:HIGH."
+    )
 
 
 class ComparisonPlan(Section):
@@ -138,15 +145,15 @@ class ComparisonPlan(Section):
         """Return the name of the method that an alias stands for."""
         return str(self.methods[alias].get("name", alias))
 
-    def spaces_of(self, alias: str) -> dict[str, Space]:
+    def spaces_of(self, alias: str) -> dict[str, Any]:
         """Return what is tuned of a method: its own spaces before those of all methods."""
         spaces = {}
         for key, text in self.tune.items():
             owner, dot, setting = key.partition(".")
             if dot and owner == alias:
-                spaces[setting] = Space.read(key, text)
+                spaces[setting] = space_of(key, text)
             elif not dot and self._has(alias, key) and f"{alias}.{key}" not in self.tune:
-                spaces[key] = Space.read(key, text)
+                spaces[key] = space_of(key, text)
         return spaces
 
     def _has(self, alias: str, key: str) -> bool:
@@ -233,7 +240,7 @@ class ComparisonPlan(Section):
             raise ValueError(f"sweep: {wrong} has no values, expected {wrong}=VALUE,VALUE,...")
         for alias, point in product(self.methods, self.points):
             for end in ("low", "high"):  # both ends, so that no trial is refused
-                at = {k: _value(s, getattr(s, end)) for k, s in self.spaces_of(alias).items()}
+                at = {k: getattr(space, end) for k, space in self.spaces_of(alias).items()}
                 raw = self.raw_settings(alias, seeds[0], at, point)
                 data = checked(raw, f"{self.experiment}: {alias}").data
                 checked_options(data.name, data.options)
@@ -241,10 +248,6 @@ class ComparisonPlan(Section):
     def to_toml(self) -> str:
         """Return it as a file that `read` reads back."""
         return tomli_w.dumps(self.model_dump(by_alias=True, exclude_none=True))
-
-
-def _value(space: Space, at: float) -> float | int:
-    return int(at) if space.kind == "int" else at
 
 
 def read(file: Path | None, options: Mapping[str, Any]) -> ComparisonPlan:

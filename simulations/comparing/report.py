@@ -2,65 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import cycle, islice, product
+from collections.abc import Iterable, Sequence
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fl_admm_strategies import __version__
-from fl_admm_strategies.runtime.record import Traffic
 
 from ..experiments.loading import checked
 from ..methods import completed
-from ..methods.measures import cost_to
 from ..problems.scores import METRICS, Metric
-from ..reports import write_text
+from ..reports import as_markdown, write_text
 from ..reports.base import NONE
-from ..reports.plots import COLOURS, LINES, Picture, curves, legend_below
+from ..reports.pages import Grid, Image, Part, code
+from ..reports.plots import LINES, Picture, curves, legend_below
 from ..settings.tables import given
-from . import pages
 from .compare import COMPARISON, Found, Outcome, main_scores
 from .comparison import ComparisonPlan
-from .pages import Grid, Image, Part, code
-from .statistics import LEVEL, Mean, Ranks, mean_of, pairs_of, ranks_of, what_it_can_show
+from .statistics import LEVEL, Mean, mean_of, pairs_of, ranks_of, what_it_can_show
 
-
-def draw_ranks(names: Sequence[str], ranks: Ranks, *, picture: Picture) -> None:
-    """Draw the mean ranks, the best at the top, with half the critical difference to both sides.
-
-    Bars that do not overlap are of methods that Nemenyi's test tells apart.
-    """
-    order = sorted(range(len(names)), key=lambda k: -ranks.means[k])
-    figure, axes = picture.axes((8.0, 1.4 + 0.3 * len(names)))
-    means, rows = [ranks.means[k] for k in order], [names[k] for k in order]
-    axes.errorbar(means, rows, xerr=ranks.critical / 2, fmt="o", linewidth=3, color=COLOURS[0])
-    axes.set_xlabel("mean rank")
-    axes.margins(y=0.5 / len(names))
-    picture.save(figure)
-
-
-def draw_fairness(
-    points: Sequence[tuple[str, float, float]], *, xlabel: str, ylabel: str, picture: Picture
-) -> None:
-    """Draw a point a seed: of a method the mean over the clients, and the spread over them."""
-    import pandas as pd
-    import seaborn as sns
-
-    frame = pd.DataFrame(points, columns=["method", xlabel, ylabel])
-    palette = [*islice(cycle(LINES), frame["method"].nunique())]
-    figure, axes = picture.axes((8.0, 5.0))
-    styles = {"hue": "method", "style": "method", "palette": palette}
-    sns.scatterplot(frame, x=xlabel, y=ylabel, ax=axes, alpha=0.8, **styles)
-    legend_below(figure, axes)
-    picture.save(figure)
-
-
-PAGE = "report.html"
 Lines = dict[str, list[tuple[float | str, float]]]
 _WORK = {
     "gradients": ("Gradients", 1, ",.0f"),
@@ -72,6 +36,21 @@ _WORK = {
     "memory": ("RAM MB", 1e6, ",.0f"),
 }
 """What a run computed and sent: header, unit and form."""
+
+
+def draw_fairness(
+    points: Sequence[tuple[str, float, float]], *, xlabel: str, ylabel: str, picture: Picture
+) -> None:
+    """Draw a point a seed: of a method the mean over the clients, and the spread over them."""
+    figure, axes = picture.axes((8.0, 5.0))
+    methods = dict.fromkeys(method for method, _, _ in points)
+    for method, colour, marker in zip(methods, cycle(LINES), cycle("os^DvPX")):
+        own = [(mean, spread) for name, mean, spread in points if name == method]
+        axes.scatter(*zip(*own, strict=True), color=colour, marker=marker, alpha=0.8, label=method)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.legend()
+    legend_below(figure, axes)
+    picture.save(figure)
 
 
 def write_report(comparison: ComparisonPlan, outcomes: Sequence[Outcome], out: Path) -> list[str]:
@@ -88,12 +67,11 @@ def write_report(comparison: ComparisonPlan, outcomes: Sequence[Outcome], out: P
         If not one cell has numbers.
     """
     report = ComparisonReport(comparison, outcomes, out)
-    title, parts = report.title, report.parts()
+    parts = [f"# {report.title}", *report.parts()]
     texts = {
-        PAGE: pages.as_html(title, parts),
-        "report.md": pages.as_markdown(title, parts),
-        "cells.csv": report.cells_csv(),
-        "curves.csv": report.curves_csv(),
+        "report.md": as_markdown(parts),
+        "cells.csv": report.cells().to_csv(index=False),
+        "curves.csv": report.rounds().to_csv(index=False),
     }
     for name, text in texts.items():
         write_text(out / name, text)
@@ -154,9 +132,20 @@ class ComparisonReport:
         """Compare the methods where each is run in one way."""
         yield self.results()
         yield what_it_can_show(len(self.seeds), len(self.with_numbers))
-        yield self.curves()
-        yield from self.ranks()
-        yield from self.differences()
+        lines: Lines = {
+            one.alias: [
+                (int(server_round), self.metric.scale * value)
+                for run in one.finished
+                for server_round, value in _curve(run)
+                if value is not None
+            ]
+            for one in self.with_numbers
+        }
+        title = f"{self.run['data']}: {self.metric.measure} by round"
+        yield self.curves_of(lines, "curves", title, "communication round")
+        if self.tested:
+            yield from self.ranks()
+            yield from self.differences()
         yield from self.fairness()
         yield from self.other_models()
 
@@ -191,7 +180,7 @@ class ComparisonReport:
 
     def curves_of(self, lines: Lines, name: str, title: str, xlabel: str) -> Image:
         """Draw the metric by what is on the x-axis."""
-        picture, target = self.picture(name, title), self.comparison.target
+        picture, target = Picture(self.out / f"{name}.png", title), self.comparison.target
         levels = {} if target is None else {f"target: {target:g}": target}
         curves(lines, xlabel=xlabel, ylabel=self.metric.axis, levels=levels, picture=picture)
         return Image(picture.path, f"Mean over seeds by {xlabel}; bands: one standard deviation.")
@@ -255,46 +244,22 @@ class ComparisonReport:
 
     def to_target(self, one: Outcome, target: float) -> list[str]:
         """Return rounds and megabytes to the target, and on how many seeds it was reached."""
-        costs = []
+        sign = self.metric.scale * (1 if self.metric.higher_is_better else -1)
+        reached = []
         for run in one.finished:
-            means = {int(r): v for r, v in _curve(run) if v is not None}
-            traffic = {int(r): Traffic(down, up) for r, down, up in run["traffic"]}
-            costs.append(cost_to(target, self.metric, means, traffic, itemsize=1))
-        reached = [cost for cost in costs if cost["target-rounds"] is not None]
+            gains = [(r, sign * v) for r, v in _curve(run) if v is not None]
+            good = [r for r, gain in gains if gain >= sign * target / self.metric.scale]
+            if good:
+                sent = sum(down + up for r, down, up in run["traffic"] if r <= min(good))
+                reached.append((min(good), sent / 1e6))
         if not reached:
             return [NONE, NONE]
-        rounds, sent = (
-            np.mean([cost[key] for cost in reached]) for key in ("target-rounds", "target-mb")
-        )
-        return [f"{rounds:.1f} ({len(reached)}/{len(costs)})", f"{sent:.2f}"]
-
-    def picture(self, name: str, title: str) -> Picture:
-        """Return a picture as PNG and PDF."""
-        return Picture(self.out / f"{name}.png", title, pdf=True)
-
-    def curves(self) -> Image:
-        """Draw the metric by round."""
-        lines: Lines = {
-            one.alias: [
-                (int(server_round), self.metric.scale * value)
-                for run in one.finished
-                for server_round, value in _curve(run)
-                if value is not None
-            ]
-            for one in self.with_numbers
-        }
-        title = f"{self.run['data']}: {self.metric.measure} by round"
-        return self.curves_of(lines, "curves", title, "communication round")
+        rounds, megabytes = np.mean(reached, axis=0)
+        return [f"{rounds:.1f} ({len(reached)}/{len(one.finished)})", f"{megabytes:.2f}"]
 
     def ranks(self) -> Iterable[Part]:
         """Rank the methods over the seeds."""
-        if not self.tested:
-            return
-        names = [one.alias for one in self.tested]
         ranks = ranks_of([self.scores(one) for one in self.tested], self.metric.higher_is_better)
-        yield "## Ranks"
-        picture = self.picture("ranks", f"Mean ranks over {len(self.seeds)} seeds")
-        draw_ranks(names, ranks, picture=picture)
         test = (
             "Friedman's test needs three methods or more."
             if math.isnan(ranks.friedman)
@@ -303,34 +268,34 @@ class ComparisonReport:
         missing = [one.alias for one in self.outcomes if one not in self.tested]
         if missing:
             test += f" Left out, because seeds failed: {', '.join(missing)}."
-        yield (
-            f"{test} Bars are as long as the critical difference {ranks.critical:.2f} of Nemenyi's "
-            f"test: where two do not overlap, it tells the methods apart at {100 * LEVEL:g} %."
+        order = np.argsort(ranks.means, kind="stable")
+        yield "## Ranks"
+        yield Grid(
+            f"{test} Nemenyi's test tells two methods apart at {100 * LEVEL:g} % where their mean "
+            f"ranks differ by {ranks.critical:.2f}.",
+            ["method", "Mean rank"],
+            [[self.tested[k].alias, f"{ranks.means[k]:.2f}"] for k in order],
         )
-        yield Image(picture.path, "Mean ranks, 1 the best, with the critical difference as bars.")
 
     def differences(self) -> Iterable[Part]:
         """Compare every two methods."""
-        if not self.tested:
-            return
         pairs = pairs_of([self.scores(one) for one in self.tested], self.metric.higher_is_better)
         rows = [
             [
                 f"{self.tested[pair.first].alias} – {self.tested[pair.second].alias}",
                 f"{pair.difference.value:+.{self.metric.digits}f}",
-                _bounds(pair.difference, f"+.{self.metric.digits}f"),
+                _interval(self.metric, pair.difference, sign="+"),
                 f"{pair.wins}/{len(self.seeds)}",
                 f"{pair.p:.3g}",
                 f"{pair.holm:.3g}",
             ]
             for pair in pairs
         ]
-        headers = ["pair", "Difference", "95 % interval", "Better on", "Wilcoxon p", "Holm p"]
         yield "## Paired differences"
         yield Grid(
             "Differences by seed: mean with its bootstrap interval, seeds on which the first is "
             "better, and Wilcoxon's signed-rank test, alone and adjusted for all pairs.",
-            headers,
+            ["pair", "Difference", "95 % interval", "Better on", "Wilcoxon p", "Holm p"],
             rows,
         )
 
@@ -343,7 +308,8 @@ class ComparisonReport:
         ]
         if any(math.isnan(spread) for _, _, spread in points):
             return
-        picture = self.picture("fairness", "Mean and spread over the clients, a point a seed")
+        title = "Mean and spread over the clients, a point a seed"
+        picture = Picture(self.out / "fairness.png", title)
         spread = f"standard deviation over clients{' (%)' if self.metric.percent else ''}"
         draw_fairness(points, xlabel=self.metric.axis, ylabel=spread, picture=picture)
         yield "## Fairness"
@@ -355,11 +321,10 @@ class ComparisonReport:
         """Return what the methods computed and sent."""
         rows = []
         for one in self.with_numbers:
-            runs = [[*_work_of(run).values()] for run in one.finished]
-            means = np.array(runs, dtype=np.float64).mean(axis=0)
+            means = pd.DataFrame(map(_work_of, one.finished), dtype=float).mean()
             numbers = [
-                NONE if math.isnan(mean) else f"{mean / scale:{form}}"
-                for mean, (_, scale, form) in zip(means, _WORK.values(), strict=True)
+                NONE if math.isnan(means[key]) else f"{means[key] / unit:{form}}"
+                for key, (_, unit, form) in _WORK.items()
             ]
             rows.append([one.label, *numbers])
         return Grid(
@@ -426,7 +391,8 @@ class ComparisonReport:
         """List the cells without numbers."""
         rows = [
             [one.label, str(run["seed"]), run["error"]]
-            for one, run in self.cells()
+            for one in self.outcomes
+            for run in one.runs
             if "error" in run
         ]
         if rows:
@@ -443,45 +409,36 @@ class ComparisonReport:
         yield code(f"fl-admm compare {COMPARISON} --out {self.out.name}")
         yield code(self.comparison.to_toml().strip())
 
-    def cells_csv(self) -> str:
+    def cells(self) -> pd.DataFrame:
         """Return a line for every model of every cell, and for every cell that failed."""
         scored = ["mean", "std", "worst", "best"]
         lines: list[dict[str, Any]] = []
-        for one, run in self.cells():
-            line = {"method": one.alias, **one.point, "seed": run["seed"]}
-            if "error" in run:
-                lines.append(line | {"error": run["error"]})
-                continue
-            line |= {k: None if x is None else round(x, 4) for k, x in _work_of(run).items()}
-            for place, (title, scores) in enumerate(run["models"].items()):
-                found = {name: scores[name] for name in scored}
-                found["ari"] = scores["cells"].get("ari")
-                lines.append({**line, "model": title, "headline": int(place == 0), **found})
-        return self.csv([*("model", "headline"), *scored, "ari", *_WORK, "error"], lines)
+        for one in self.outcomes:
+            for run in one.runs:
+                line = {"method": one.alias, **one.point, "seed": run["seed"]}
+                if "error" in run:
+                    lines.append(line | {"error": run["error"]})
+                    continue
+                line |= {k: None if x is None else round(x, 4) for k, x in _work_of(run).items()}
+                for place, (title, scores) in enumerate(run["models"].items()):
+                    found = {name: scores[name] for name in scored}
+                    found["ari"] = scores["cells"].get("ari")
+                    lines.append({**line, "model": title, "headline": int(place == 0), **found})
+        first = ["method", *self.comparison.sweep, "seed", "model", "headline"]
+        return pd.DataFrame(lines, columns=[*first, *scored, "ari", *_WORK, "error"])
 
-    def curves_csv(self) -> str:
+    def rounds(self) -> pd.DataFrame:
         """Return a line for every round that was evaluated, of every model and cell."""
         lines = [
             {**one.point, "method": one.alias, "seed": run["seed"]}
             | {"model": title, "round": server_round, "mean": mean}
-            for one, run in self.cells()
-            for title, points in run.get("curves", {}).items()
+            for one in self.outcomes
+            for run in one.finished
+            for title, points in run["curves"].items()
             for server_round, mean in points
         ]
-        return self.csv(["model", "round", "mean"], lines)
-
-    def cells(self) -> Iterator[tuple[Outcome, Found]]:
-        """Yield every cell with what it is of."""
-        return ((one, run) for one in self.outcomes for run in one.runs)
-
-    def csv(self, columns: Sequence[str], lines: Iterable[dict[str, Any]]) -> str:
-        """Return a CSV file, with the cell of a line in its first columns."""
-        text = io.StringIO()
-        keys = ["method", *self.comparison.sweep, "seed"]
-        writer = csv.DictWriter(text, [*keys, *columns], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        return text.getvalue()
+        columns = ["method", *self.comparison.sweep, "seed", "model", "round", "mean"]
+        return pd.DataFrame(lines, columns=columns)
 
 
 def _work_of(run: Found) -> dict[str, Any]:
@@ -513,9 +470,6 @@ def with_spread(metric: Metric, mean: Mean) -> str:
     return _text(metric, mean.value) + deviation
 
 
-def _interval(metric: Metric, mean: Mean) -> str:
-    return _bounds(mean, f".{metric.digits}f")
-
-
-def _bounds(mean: Mean, form: str) -> str:
+def _interval(metric: Metric, mean: Mean, sign: str = "") -> str:
+    form = f"{sign}.{metric.digits}f"
     return NONE if math.isnan(mean.low) else f"{mean.low:{form}} to {mean.high:{form}}"

@@ -7,9 +7,7 @@ inputs by index, so that images of no client are never decoded.
 from __future__ import annotations
 
 import io
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,11 +41,8 @@ def _find(folder: Path, name: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-@contextmanager
-def downloading(dataset: str, root: Path, missing: FileNotFoundError) -> Iterator[Path]:
-    """Download a data set of torchvision's into a folder below `root` that lasts for the block.
-
-    What is moved out of it has arrived as a whole, so that no other process reads half a file.
+def download(dataset: str, root: Path, missing: FileNotFoundError) -> None:
+    """Fetch a data set of torchvision's into `root`.
 
     Raises
     ------
@@ -57,31 +52,9 @@ def downloading(dataset: str, root: Path, missing: FileNotFoundError) -> Iterato
     try:
         from torchvision import datasets  # here: few data sets need it
 
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root) as temporary:
-            getattr(datasets, dataset)(temporary, download=True)
-            yield Path(temporary)
+        getattr(datasets, dataset)(root, download=True)
     except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: built for another torch
         raise FileNotFoundError(f"{missing} (Downloading it failed: {error})") from error
-
-
-def download(dataset: str, root: Path) -> None:
-    """Fetch the idx files of `dataset` into ``root/<dataset>/raw`` through torchvision.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the files cannot be downloaded or stored.
-    """
-    folder = root / dataset / "raw"
-    first = next((name for name in FILES if _find(folder, name) is None), FILES[0])
-    missing = missing_file(folder / f"{first}.gz", SOURCES[dataset])
-    with downloading(dataset, root, missing) as temporary:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            found = _find(temporary / dataset / "raw", name)
-            if found is not None and _find(folder, name) is None:
-                found.replace(folder / found.name)
 
 
 def read_images(dataset: str, root: Path) -> dict[str, tuple[npt.NDArray[np.uint8], Labels]]:
@@ -102,9 +75,10 @@ def read_images(dataset: str, root: Path) -> dict[str, tuple[npt.NDArray[np.uint
         If a file is damaged, or images and labels do not belong together.
     """
     folder = root / dataset / "raw"
-    if any(_find(folder, name) is None for name in FILES):
-        download(dataset, root)
-    parts, source = {}, SOURCES[dataset]
+    source = SOURCES[dataset]
+    if absent := next((name for name in FILES if _find(folder, name) is None), None):
+        download(dataset, root, missing_file(folder / f"{absent}.gz", source))
+    parts = {}
     for part in ("train", "t10k"):
         files = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
         images_path, labels_path = (_find(folder, name) or folder / name for name in files)
@@ -369,9 +343,7 @@ def cifar10(seed: int, root: Path) -> Pool:
 def _official_cifar10(folder: Path) -> tuple[Index, Callable[[Index], npt.NDArray[np.uint8]]]:
     if not folder.is_dir():
         missing = missing_file(folder / "data_batch_1", CIFAR10_SOURCE)
-        with downloading("CIFAR10", folder.parent, missing) as temporary:
-            if not folder.is_dir():
-                (temporary / CIFAR10_FOLDER).replace(folder)
+        download("CIFAR10", folder.parent, missing)
     from torchvision import datasets
 
     with reading(folder, CIFAR10_SOURCE):

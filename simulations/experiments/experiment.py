@@ -124,7 +124,7 @@ def load_experiment(config: RunConfig) -> Experiment:
         settings = settings.model_copy(update={"published": {}})
     problem = problem_with(settings, load_data(settings, config.data_root))
     report = report_of(type(settings.algorithm).builds, type(problem))
-    federation = Federation(problem, settings.algorithm, settings.client, report.fixed)
+    federation = Federation(problem, settings.algorithm, settings.client)
     baselines = {name: baseline_of(problem, name) for name in settings.baselines.methods()}
     for method in (federation, *baselines.values()):
         method.strategy()  # what a constructor refuses is said now, not after the first run

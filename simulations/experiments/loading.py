@@ -13,7 +13,7 @@ from .. import methods
 from ..data import kind_of
 from ..problems import problem_of
 from ..reports import report_of
-from ..settings.section import UNDOCUMENTED, SettingError
+from ..settings.section import SettingError
 from ..settings.tables import Baselines, Settings
 from ..settings.wording import unknown
 from .catalogue import read_experiment
@@ -172,7 +172,7 @@ def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) ->
     problem = problem_of(kind_of(data))
     report = report_of(strategy, problem)
     client = methods.client_table(_client_of("algorithm", name, strategy, data), problem)
-    table = methods.algorithm_table(strategy, frozenset(report.fixed))
+    table = methods.algorithm_table(strategy)
     compared: dict[str, Any] = {}
     for other in baselines:
         one = methods.strategy_named(other, "baseline")
@@ -180,7 +180,7 @@ def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) ->
         kind = methods.baseline_table(one, learner, problem)
         # A name with a colon is a class of the user's own, whose underscores stay.
         compared[other.replace("-", "_")] = kind, Field(alias=other)
-    listed = create_model("Baselines", __base__=Baselines, __cls_kwargs__=UNDOCUMENTED, **compared)
+    listed = create_model("Baselines", __base__=Baselines, **compared)
     fields: dict[str, Any] = {
         "model": ((problem.model_table or dict[str, Any]) | None, None),
         "algorithm": (table, ...),
@@ -188,7 +188,7 @@ def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) ->
         "report": (report.settings, report.settings()),
         "baselines": (listed, ... if compared else listed()),
     }
-    return create_model("Settings", __base__=Settings, __cls_kwargs__=UNDOCUMENTED, **fields)
+    return create_model("Settings", __base__=Settings, **fields)
 
 
 def _client_of(what: str, name: str, strategy: type, data: str) -> type:

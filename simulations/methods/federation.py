@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,11 @@ class Federation:
         The table of the strategy's constructor.
     client : Built
         That of its client's.
-    fixed : mapping of str to Any
-        Parameters of the strategy that are not the file's to give.
     """
 
     problem: Problem
     method: Built
     client: Built
-    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def strategy(self, **more: Any) -> Any:
         """Build the strategy; `more` come before the settings.
@@ -69,7 +66,7 @@ class Federation:
         if getattr(self.method, "fraction_train", None) is not None:
             del decided["fraction_train"]  # a baseline's own
         decided = {name: value for name, value in decided.items() if name in known}
-        made = self.method.build(**{**decided, **self.fixed, **more})
+        made = self.method.build(**{**decided, **more})
         if isinstance(made, RobustStrategy) and made.aggregation != "mean":
             sampled = num_sampled(self.problem.num_clients, made.fraction_train)
             check_enough(made.aggregation, made.malicious, sampled)
@@ -168,7 +165,8 @@ def run_method(
         for server_round, clients in strategy.evaluate_metrics.items()
     }
     if rounds:
-        rounds[max(rounds)] = finished(problem, strategy, rounds, arrays)
+        last = max(rounds)
+        rounds[last] = finished(problem, strategy, rounds[last], strategy.evaluate_metrics[last])
     return ScoreHistory(title or strategy.title, rounds)
 
 

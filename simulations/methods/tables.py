@@ -126,20 +126,9 @@ _LENT = ("lr", "local_epochs")
 
 
 @lru_cache
-def algorithm_table(strategy: type, fixed: frozenset[str]) -> type[AlgorithmTable]:
-    """Return the table ``[algorithm]`` of a strategy.
-
-    Parameters
-    ----------
-    strategy : type
-    fixed : frozenset of str
-        Parameters that the app sets.
-    """
-    return table_of(
-        strategy,
-        base=AlgorithmTable,
-        withheld={**_OF_THE_RUN, **dict.fromkeys(fixed, "The app's report needs it as it is.")},
-    )
+def algorithm_table(strategy: type) -> type[AlgorithmTable]:
+    """Return the table ``[algorithm]`` of a strategy."""
+    return table_of(strategy, base=AlgorithmTable, withheld=_OF_THE_RUN)
 
 
 @lru_cache

@@ -76,7 +76,7 @@ class Problem(ABC):
             "training.momentum": training.momentum,
             "training.weight-decay": training.weight_decay,
             "report.metrics": report.metrics,
-            "report.fairness": report.fairness,
+            "report.loss-variance": report.loss_variance,
             **more,
         }
         if wrong := [name for name, value in given.items() if value]:

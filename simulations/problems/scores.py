@@ -161,16 +161,8 @@ COLUMNS = {
     "num": Column("Num", 2),
     "ari": Column("ARI", 2),
     "f1": Column("F1 %", 2, percent=True),
-    "macro-f1": Column("Macro\nF1 %", 2, percent=True),
     "auc": Column("AUC %", 2, percent=True),
-    "variance": Column("Var", 4),
     "loss-variance": Column("Loss\nvar", 4),
-    "cosine": Column("Cos", 4),
-    "entropy": Column("Entropy", 4),
-    "jain": Column("Jain", 4),
-    "target-rounds": Column("Target\nafter", None),
-    "target-cost": Column("Target\ncost", None),
-    "target-mb": Column("Target\nMB", 2),
     "cr": Column("CR", 1),
     "time": Column("Time s", 2),
     "cost": Column("Cost", None),
@@ -212,34 +204,6 @@ def score(values: ArrayLike, metric: Metric) -> ScoreSummary:
         worst=float(from_best[-tenth:].mean()),
         best=float(from_best[:tenth].mean()),
     )
-
-
-def fairness(values: ArrayLike) -> dict[str, float]:
-    """Return how evenly one number per client is spread.
-
-    Parameters
-    ----------
-    values : array_like of shape (m,)
-        x, such as accuracies.
-
-    Returns
-    -------
-    dict of str to float
-        ``variance``: of the population, (1/m) sum (x - mean)^2. ``cosine``: of the angle to equal
-        values, sum x / (sqrt(m) ||x||), and ``entropy``: -sum q log q of the shares q = x / sum x,
-        both of q-FFL (Li, Sanjabi, Beirami, Smith, ICLR 2020, arXiv:1905.10497). ``jain``:
-        (sum x)^2 / (m sum x^2). Equal values have 0, 1, log m, 1; shares of numbers below 0 have no
-        entropy, and no numbers but 0 only a variance: NaN.
-    """
-    x = np.asarray(values, dtype=np.float64)
-    total, norm = float(x.sum()), float(np.linalg.norm(x))
-    shares = x[x > 0] / total if total > 0 and (x >= 0).all() else np.array([np.nan])
-    return {
-        "variance": float(x.var()),
-        "cosine": total / (math.sqrt(len(x)) * norm) if norm else math.nan,
-        "entropy": float(-(shares * np.log(shares)).sum()),
-        "jain": total**2 / (len(x) * norm**2) if norm else math.nan,
-    }
 
 
 def rand_index(truth: ArrayLike, found: ArrayLike) -> float:

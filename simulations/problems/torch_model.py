@@ -44,23 +44,6 @@ def weighted_f1(outputs: Tensor, targets: Tensor) -> float:
     return float(f1_score(targets.cpu(), predicted.cpu(), average="weighted"))
 
 
-def macro_f1(outputs: Tensor, targets: Tensor) -> float:
-    """Return the plain mean of the F1 scores of the classes that the samples have.
-
-    Of samples that lack a class the mean is over the others, as that of `auc` is.
-
-    Parameters
-    ----------
-    outputs, targets
-        As `weighted_f1` has them.
-    """
-    from sklearn.metrics import f1_score
-
-    classes, predicted = targets.cpu().numpy(), outputs.argmax(dim=1).cpu().numpy()
-    present = np.unique(classes)
-    return float(f1_score(classes, predicted, labels=present, average="macro", zero_division=0.0))
-
-
 def auc(outputs: Tensor, targets: Tensor) -> float:
     """Return the area under the ROC curve of one class against the rest, averaged over classes.
 
@@ -89,7 +72,7 @@ def auc(outputs: Tensor, targets: Tensor) -> float:
     return float(roc_auc_score(classes[:, None] == present, scores, average="macro"))
 
 
-FURTHER_METRICS: dict[str, MetricFn] = {"f1": weighted_f1, "macro-f1": macro_f1, "auc": auc}
+FURTHER_METRICS: dict[str, MetricFn] = {"f1": weighted_f1, "auc": auc}
 
 
 class TorchModel(Section):

@@ -17,6 +17,7 @@ from .files import row_of as row_of
 from .files import write_result as write_result
 from .files import write_text as write_text
 from .fpfc import FPFCReport
+from .pages import as_markdown as as_markdown
 from .table import results_table as results_table
 
 REPORTS: dict[type, type[MethodReport]] = {

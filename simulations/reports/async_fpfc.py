@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from rich.text import Text
 
 from fl_admm_strategies import FPFC
 from fl_admm_strategies.runtime.common.settings import parameters_of
@@ -54,7 +53,7 @@ class AsyncFPFCReport(FPFCReport):
             )
             files["time.png"] = "the metric over the time of the clock"
         staleness = strategy.staleness
-        age = Text(
+        age = (
             f"Staleness: {sum(staleness.values()) / len(staleness):.1f} replies on average, "
             f"{max(staleness.values())} at most. {clock:,.1f} seconds of the clock."
         )

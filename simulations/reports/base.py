@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord
-from rich.console import RenderableType
-from rich.text import Text
 
 from fl_admm_strategies import StatefulStrategy
 from fl_admm_strategies.runtime.callbacks import StopRule
@@ -71,8 +69,14 @@ class Finished:
             self.out / file,
             f"{self.title} on {self.problem.data.name}" + (f": {what}" if what else ""),
             f"{self.strategy.form} {setting}".strip(),
-            self.settings.report.pdf,
         )
+
+    def numbers_sent(self, last_round: int) -> int:
+        """Return how many numbers the rounds up to one sent, both ways."""
+        traffic = self.strategy.traffic.items()
+        sent = sum(sum(moved) for server_round, moved in traffic if server_round <= last_round)
+        itemsize = max(array.numpy().dtype.itemsize for array in self.arrays.values())
+        return sent // (2 if self.strategy.wire_dtype == "float16" else itemsize)
 
     def mean(self, kind: str) -> str:
         """Return the metric of a kind of model as a sentence has it."""
@@ -93,9 +97,9 @@ class ReportContent:
         not be given: their means are there (`column_means`).
     legend : sequence of str
         Lines under the table that explain the cells.
-    body : sequence of renderables
-        Shown under the table with a blank line between them: tables of the method's own, and as
-        the last the sentences on the outcome, for a reader who has not read the paper.
+    body : sequence of str
+        Paragraphs of Markdown under the table, and as the last the sentences on the outcome, for a
+        reader who has not read the paper.
     files : mapping of str to str
         The files that the report wrote into the run's folder, and what each shows.
     extra : mapping of str to Any
@@ -104,7 +108,7 @@ class ReportContent:
 
     cells: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     legend: Sequence[str] = ()
-    body: Sequence[RenderableType] = ()
+    body: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -119,8 +123,6 @@ class MethodReport:
     """What it is written for, None for all; on other data the method has the standard report."""
     settings: ClassVar[type[ReportSettings]] = ReportSettings
     """The table ``[report]``."""
-    fixed: ClassVar[Mapping[str, Any]] = {}
-    """Parameters of the strategy that the report needs as they are here."""
 
     def title(self, strategy: StatefulStrategy) -> str:
         """Return the method's name as the published tables have it."""
@@ -138,10 +140,8 @@ class MethodReport:
             f"{metric.text(score.mean, unit=True)} ({title})"
             for title, score in run.scores.models.items()
         ]
-        text = Text.assemble(
-            (f"{self.title(run.strategy)} trained with {run.problem.num_clients} clients", "bold"),
-            f" for {rounds:,} rounds.\nMean {metric.measure}: ",
-            (", ".join(found), "bold"),
-            ".",
+        text = (
+            f"**{self.title(run.strategy)} trained with {run.problem.num_clients} clients** for "
+            f"{rounds:,} rounds. Mean {metric.measure}: **{', '.join(found)}**."
         )
         return ReportContent(body=(text,))

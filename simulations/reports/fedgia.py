@@ -6,7 +6,6 @@ import math
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
-from rich.text import Text
 
 from fl_admm_strategies import FedGiA
 from fl_admm_strategies.runtime.callbacks import StopRule
@@ -58,7 +57,7 @@ class FedGiAReport(MethodReport):
         body = list(super().report(run).body)
         if rounds is None:
             advice = "give it more training.num-rounds, or a larger algorithm.t if f grows."
-            body.append(Text(f"FedGiA did not get there: {advice}", style="bold red"))
+            body.append(f"**FedGiA did not get there:** {advice}")
         (kind,) = strategy.kinds.values()
         return ReportContent(
             cells={kind: {"cr": rounds, "time": run.seconds}},

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic_core import to_json
@@ -15,9 +14,6 @@ from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.saving.files import replacing
 
 from ..problems.scores import Metric, ModelScores, ScoreSummary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def row_of(method: str, kind: str) -> str:
@@ -53,7 +49,7 @@ class Result:
         Seed of the run.
     published : mapping of str to mapping of str to float
         For each published method its row: some of the metric's column, `COLUMNS`, and their
-        deviations over the paper's seeds, as ``NAME_std``. Shares are in percent.
+        deviations over the paper's seeds, as ``NAME-std``. Shares are in percent.
     cells : mapping of str to mapping of str to (float or None)
         Further cells of its rows, and further rows; see `ReportContent`.
     baselines : mapping of str to ModelScores
@@ -74,7 +70,7 @@ class Result:
     rounds: int
     engine: str
     seed: int
-    published: Mapping[str, Mapping[str, float]]
+    published: Mapping[str, Mapping[Any, float]]
     cells: Mapping[str, Mapping[str, float | None]] = dataclasses.field(default_factory=dict)
     baselines: Mapping[str, ModelScores] = dataclasses.field(default_factory=dict)
     new_clients: Mapping[str, ModelScores] = dataclasses.field(default_factory=dict)
@@ -127,18 +123,12 @@ def write_result(path: str | Path, result: Result) -> None:
     write_text(Path(path), as_json(fields | extra, indent=2) + "\n")
 
 
-def write_figure(path: Path, figure: Figure, metadata: Mapping[str, None]) -> None:
-    """Write a figure, in the format of the path's ending, as a whole or not at all."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format=path.suffix[1:], metadata=metadata)
-    _write(path, picture.getvalue())
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a text file, as a whole or not at all."""
-    _write(path, text.encode())
+    write_bytes(path, text.encode())
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, as a whole or not at all."""
     with replacing(path, len(content)) as part:
         part.write_bytes(content)

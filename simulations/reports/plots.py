@@ -9,6 +9,7 @@ and SciPy are imported when something is drawn: commands that draw nothing impor
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .files import write_figure
+from .files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,14 +57,11 @@ class Picture:
         What was run, e.g. "FPFC on digits-swap".
     setting : str
         In which form of the method and with which settings; below the title.
-    pdf : bool
-        Write a PDF file of the same name as well, with text that stays text.
     """
 
     path: Path
     title: str
     setting: str = ""
-    pdf: bool = False
 
     def axes(self, inches: tuple[float, float], hint: str = "") -> tuple[Figure, Axes]:
         """Return a figure with axes, above which stand title, setting and how they are read."""
@@ -81,16 +79,12 @@ class Picture:
         return figure, axes
 
     def save(self, figure: Figure) -> None:
-        """Write the file or the files."""
-        import matplotlib
-
+        """Write the file, as a whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Without versions and dates in the files: the same run leaves the same bytes.
-        write_figure(self.path, figure, {"Software": None})
-        if self.pdf:
-            nothing = {"Creator": None, "Producer": None, "CreationDate": None}
-            with matplotlib.rc_context({"pdf.fonttype": 42}):  # journals refuse Type 3
-                write_figure(self.path.with_suffix(".pdf"), figure, nothing)
+        content = io.BytesIO()
+        # Without a version in the file: the same run leaves the same bytes.
+        figure.savefig(content, format="png", metadata={"Software": None})
+        write_bytes(self.path, content.getvalue())
 
 
 def curves(

@@ -1,110 +1,78 @@
-"""The table of a run beside the baselines and the published numbers, for a terminal."""
+"""The table of a run beside the baselines and the published numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
 
-from rich import box
-from rich.console import Group
 from rich.filesize import decimal
-from rich.table import Table
-from rich.text import Text
 
-from ..problems.scores import COLUMNS, ScoreSummary
+from ..problems.scores import COLUMNS, ModelScores, ScoreSummary
 from .base import NONE
 from .files import Result, row_of, total_traffic
+from .pages import Grid, Part
+
+Cells = Mapping[str, float | None]
 
 
-def results_table(result: Result) -> Group:
-    """Lay out a run's results, with the published ones under a rule.
-
-    Parameters
-    ----------
-    result : Result
-        What came out of the run.
-
-    Returns
-    -------
-    rich.console.Group
-        The table and what it means; fits a terminal of 80 columns.
-    """
+def results_table(result: Result) -> list[Part]:
+    """Return a run's results, with the published ones below, and what the table means."""
     metric = result.metric
-    table = Table(
-        # Text, not str: rich would read a bracket in a name as its own markup and drop it.
-        title=Text(f"{result.algorithm} on {result.experiment}", style="bold"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
-    )
-    compared = {
-        "Run here for comparison": result.baselines,
-        "New clients, after the run": result.new_clients,
-    }
-    sections: dict[str, dict[str, tuple[ScoreSummary | None, Mapping[str, float | None]]]] = {
+    sections: dict[str, dict[str, tuple[ScoreSummary | None, Cells]]] = {
         "This run": {
             title: (result.models.get(title), result.cells.get(title, {}))
             for title in {**result.models, **result.cells}
-        }
+        },
+        "For comparison": _of_methods(result.baselines),
+        "New clients": _of_methods(result.new_clients),
     }
-    for section, methods in compared.items():
-        sections[section] = {
-            row_of(name, kind): (score, method.cells.get(kind, {}))
-            for name, method in methods.items()
-            for kind, score in method.models.items()
-        }
-    shown = [row for its_rows in sections.values() for row in its_rows.values()]
-    with_spread = any(score is not None and score.std is not None for score, _ in shown)
-    spread = ["Std", "Worst\n10 %", "Best\n10 %"] if with_spread else []
-    rows = (*(row for _, row in shown), *result.published.values())
-    columns = {key: column for key, column in COLUMNS.items() if any(key in row for row in rows)}
-    table.add_column("", min_width=16, overflow="fold")
-    for header in (metric.header, *spread, *(column.header for column in columns.values())):
-        table.add_column(header, justify="right", no_wrap=True)
+    shown = [row for rows in sections.values() for row in rows.values()]
+    spread = any(score is not None and score.std is not None for score, _ in shown)
+    cells = [*(row for _, row in shown), *result.published.values()]
+    columns = {key: column for key, column in COLUMNS.items() if any(key in row for row in cells)}
+    headers = ["", metric.header, *(["Std", "Worst 10 %", "Best 10 %"] if spread else [])]
+    num_scores = len(headers) - 1
+    headers += [column.header for column in columns.values()]
 
-    def numbers(values: ScoreSummary | None) -> list[str]:
-        if values is None:
-            return [""] * (1 + len(spread))
-        some = (values.mean, values.std, values.worst, values.best)[: 1 + len(spread)]
-        return ["" if number is None else metric.text(number) for number in some]
-
-    def cells(row: Mapping[str, float | None], absent: str) -> list[str]:
+    def of_columns(row: Cells, absent: str) -> list[str]:
         return [
-            _cell(row[key], row.get(f"{key}_std"), column.digits) if key in row else absent
+            _cell(row[key], row.get(f"{key}-std"), column.digits) if key in row else absent
             for key, column in columns.items()
         ]
 
+    rows = []
     for section, its_rows in sections.items():
         if its_rows:
-            table.add_section()
-            table.add_row(Text(section, style="bold"))
-        style = "cyan" if section == "This run" else None
-        for title, (values, row) in its_rows.items():
-            table.add_row(Text(f"  {title}"), *numbers(values), *cells(row, ""), style=style)
-
+            rows.append([f"**{section}**", *[""] * (len(headers) - 1)])
+        for title, (score, row) in its_rows.items():
+            numbers = [score.mean, score.std, score.worst, score.best] if score else [None] * 4
+            texts = ["" if number is None else metric.text(number) for number in numbers]
+            rows.append([title, *texts[:num_scores], *of_columns(row, "")])
     if result.published:
-        table.add_section()
-        table.add_row(Text("Published", style="bold italic"))
-        key = metric.published
+        rows.append(["**Published**", *[""] * (len(headers) - 1)])
         for method, published in result.published.items():
+            key = metric.published
+            mean = _cell(published.get(key), published.get(f"{key}-std"), metric.digits)
             # A count is a whole number here, but there a mean over seeds.
             numbered = {column: float(value) for column, value in published.items()}
-            same = method.casefold() == result.algorithm.casefold()
-            table.add_row(
-                Text(f"{'▸' if same else ' '} {method}"),
-                _cell(numbered.get(key), numbered.get(f"{key}_std"), metric.digits),
-                *[""] * len(spread),
-                *cells(numbered, NONE),
-                style="italic" if same else "dim italic",
-            )
-    # Not the table's own caption, which would be folded to the width of a narrow table.
-    return Group(table, Text(_results_caption(result), style="dim"))
+            rows.append([method, mean, *[""] * (num_scores - 1), *of_columns(numbered, NONE)])
+    title = f"**{result.algorithm} on {result.experiment}**"
+    legend = "\n".join(f"* {line}" for line in _legend(result, spread))
+    return [title, Grid("", headers, rows), legend]
 
 
-def _results_caption(result: Result) -> str:
+def _of_methods(
+    methods: Mapping[str, ModelScores],
+) -> dict[str, tuple[ScoreSummary | None, Cells]]:
+    return {
+        row_of(name, kind): (score, method.cells.get(kind, {}))
+        for name, method in methods.items()
+        for kind, score in method.models.items()
+    }
+
+
+def _legend(result: Result, spread: bool) -> list[str]:
     moved = {key: decimal(round(sent)) for key, sent in total_traffic(result.traffic).items()}
-    spread = any(values.std is not None for values in result.models.values())
     lines = [
         f"Data: {result.data}.",
         f"{result.rounds:,} rounds in {timedelta(seconds=round(result.seconds))}, engine "
@@ -115,20 +83,20 @@ def _results_caption(result: Result) -> str:
         + (" Std, worst, best: over the clients of this run." if spread else ""),
         *result.legend,
     ]
-    rows = [row for one in result.baselines.values() for row in one.cells.values()]
-    found = [row for row in (*result.cells.values(), *rows) if "num" in row]
-    if found:
-        known = any(row.get("ari") is not None for row in found)
-        truth = "1 = the true clusters, 0 = chance" if known else "truth unknown"
-        lines.append(f"Num: clusters found. ARI: {truth}.")
+    rows = [*result.cells.values()]
+    rows += [row for one in result.baselines.values() for row in one.cells.values()]
+    if any("num" in row for row in rows):
+        lines.append("Num: clusters found. ARI: 1 = the true clusters, 0 = chance.")
+    if any("loss-variance" in row for row in rows):
+        lines.append("Loss var: variance of the clients' test losses.")
     if result.baselines:
         lines.append(
-            "Run here for comparison: same data, initial model, seed, rounds and share of clients; "
-            "each method has its settings."
+            "For comparison: run here on the same data, initial model, seed, rounds and share of "
+            "clients; each method has its settings."
         )
     if result.published:
-        lines[-1] += " Published: the paper's own numbers; ± over its seeds."
-    return "\n".join(lines)
+        lines.append("Published: the paper's own numbers; ± over its seeds.")
+    return lines
 
 
 def _cell(value: float | None, std: float | None, digits: int | None) -> str:

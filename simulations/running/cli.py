@@ -81,10 +81,9 @@ def _experiments() -> Iterator[tuple[str, str, str]]:
 
 def _methods() -> Iterator[tuple[str, str, str]]:
     from ..methods import METHODS
-    from ..settings.wording import first_line
 
     for name, strategy in METHODS.items():
-        yield name, first_line(strategy), strategy.paper
+        yield name, (strategy.__doc__ or "").partition("\n")[0], strategy.paper
 
 
 @cli.command()
@@ -92,16 +91,15 @@ def describe(
     name: _Name,
     profile: _Profile = "",
 ) -> None:
-    """Show what an experiment does and all its settings, with their meaning and defaults."""
-    from ..experiments.describe import described
+    """Show an experiment with all its settings, defaults among them, as a file that `run` takes."""
+    from ..data import options_of
     from ..experiments.loading import load_settings
 
-    try:
+    with _errors_explained(False, "", lambda: ""):
         settings = load_settings(name, profile=profile)
-    except ValueError as error:
-        _explain(error, "")
-        raise typer.Exit(1) from None
-    Console().print(described(Path(name).stem, settings), highlight=False)
+        options = {key: v for key, v in options_of(settings.data.name).items() if v is not None}
+        data = settings.data.model_copy(update={"options": options | settings.data.options})
+        print(settings.model_copy(update={"data": data}).to_toml())
 
 
 @cli.command()
@@ -114,9 +112,6 @@ def run(
     ] = 0.0,
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes that host the clients between them.")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Run on a Ray cluster that is there.")
     ] = None,
     profile: _Profile = "",
     change: _Changes = None,
@@ -136,7 +131,7 @@ def run(
 
     config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out, resume)
 
-    host = Host(engine, workers, nodes, ray_address, gpus_per_client)
+    host = Host(engine, workers, nodes, gpus_per_client)
 
     def how_to_go_on() -> str:
         return resuming(config.out)

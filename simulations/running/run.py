@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 from rich.console import Console
+from rich.markdown import Markdown
 
 from fl_admm_strategies import Local, Models, StatefulStrategy
 from fl_admm_strategies.runtime.models import FOLDER as MODELS_FOLDER
@@ -27,7 +28,6 @@ from ..methods import (
     run_here,
     run_method,
 )
-from ..methods.measures import legend
 from ..problems import Problem
 from ..problems.scores import ModelScores
 from ..reports import Finished, ReportContent, Result
@@ -146,12 +146,17 @@ def _report(
     baselines, failed = _run_baselines(experiment, max(strategy.traffic), run.out, console)
     new_clients, newcomers = run_newcomers(finished, console)
     report = experiment.report.report(finished)
-    cells = {
-        row: {**history.last.cells.get(row, {}), **report.cells.get(row, {})}
-        for row in {**history.last.cells, **report.cells}
-    }
-    unlike = [", ".join(experiment.unlike)] if experiment.unlike else []
-    notes = [_malicious(problem), report, newcomers]
+    legend = [*newcomers.legend, *report.legend]
+    extra = {**newcomers.extra, **report.extra}
+    if attack := problem.attack if problem.malicious else None:
+        legend.append(
+            f"Malicious: {len(problem.malicious)} of {problem.num_clients} clients "
+            f"({attack.kind}); all numbers are of the others."
+        )
+        extra |= {"attack": attack.kind, "malicious": sorted(problem.malicious)}
+    if experiment.unlike:
+        changed = ", ".join(experiment.unlike)
+        legend.append(f"Left out: the published numbers, which are not of {changed}.")
     result = Result(
         experiment=experiment.name,
         algorithm=finished.title,
@@ -163,25 +168,20 @@ def _report(
         rounds=len(strategy.train_metrics),
         engine=run.engine,
         seed=settings.seed,
-        published={
-            method: {column.replace("-", "_"): value for column, value in row.items()}
-            for method, row in settings.published.items()
+        published=settings.published,
+        cells={
+            row: {**history.last.cells.get(row, {}), **report.cells.get(row, {})}
+            for row in {**history.last.cells, **report.cells}
         },
-        cells=cells,
         baselines={baseline.title: baseline.last for baseline in baselines},
         new_clients=new_clients,
-        legend=(
-            *(line for note in notes for line in note.legend),
-            *legend(settings.report),
-            *(f"Left out: the published numbers, which are not of {why}." for why in unlike),
-        ),
-        extra={key: value for note in notes for key, value in note.extra.items()},
+        legend=legend,
+        extra=extra,
     )
     reports.write_result(run.out / folder.RESULT, result)
     _draw_metric(finished, history, baselines, result)
-    for part in (reports.results_table(result), *report.body, *newcomers.body):
-        console.print(part)
-        console.print()
+    parts = [*reports.results_table(result), *report.body, *newcomers.body]
+    console.print(Markdown(reports.as_markdown(parts)))
     _print_files(console, run, report, strategy.models())
     if failed:
         errors = "\n".join(f"{name}: {error}" for name, error in failed.items())
@@ -190,18 +190,6 @@ def _report(
             f"--resume runs only the baselines again.\n{errors}"
         )
     return result
-
-
-def _malicious(problem: Problem) -> ReportContent:
-    """Say who was malicious, where any client was."""
-    if not problem.malicious or problem.attack is None:
-        return ReportContent()
-    line = (
-        f"Malicious: {len(problem.malicious)} of {problem.num_clients} clients "
-        f"({problem.attack.kind}); all numbers are of the others."
-    )
-    extra = {"attack": problem.attack.kind, "malicious": sorted(problem.malicious)}
-    return ReportContent(legend=[line], extra=extra)
 
 
 def _run_baselines(
@@ -239,40 +227,25 @@ def _run_baseline(federation: Federation, num_rounds: int, path: Path) -> ScoreH
 
 
 def _draw_metric(
-    run: Finished,
-    history: ScoreHistory,
-    baselines: list[ScoreHistory],
-    result: Result,
+    run: Finished, history: ScoreHistory, baselines: list[ScoreHistory], result: Result
 ) -> None:
-    curves = _curves(history, result)
-    compared = {
-        reports.row_of(baseline.title, kind): curve
-        for baseline in baselines
-        for kind, curve in _curves(baseline, result).items()
-    }
-    if compared:  # which method a curve is of
-        curves = {reports.row_of(history.title, kind): curve for kind, curve in curves.items()}
-    published = {
-        f"{method}, published: {row[result.metric.published]:g}": row[result.metric.published]
-        for method, row in result.published.items()
-        if method == result.algorithm and result.metric.published in row
-    }
+    """Draw the metric of every kind of model by round; a kind may appear in any round."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for method in (history, *baselines):
+        for server_round, scores in method.rounds.items():
+            for kind, score in scores.models.items():
+                # With baselines beside it a curve says which method it is of.
+                name = reports.row_of(method.title, kind) if baselines else kind
+                point = server_round, result.metric.scale * score.mean
+                curves.setdefault(name, []).append(point)
+    own = result.published.get(result.algorithm, {}).get(result.metric.published)
     reports.plots.curves(
-        {**curves, **compared},
+        curves,
         ylabel=result.metric.axis,
         picture=run.picture("metric.png"),
-        compared=compared,
-        levels=published,
+        compared=[reports.row_of(one.title, kind) for one in baselines for kind in one.last.models],
+        levels={} if own is None else {f"{result.algorithm}, published: {own:g}": own},
     )
-
-
-def _curves(history: ScoreHistory, result: Result) -> dict[str, list[tuple[int, float]]]:
-    """Return the curve of every kind of model; a kind may appear in any round."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for server_round, scores in history.rounds.items():
-        for kind, score in scores.models.items():
-            curves.setdefault(kind, []).append((server_round, result.metric.scale * score.mean))
-    return curves
 
 
 def _print_files(console: Console, run: PreparedRun, report: ReportContent, models: Models) -> None:

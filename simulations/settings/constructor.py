@@ -25,15 +25,15 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import Discriminator, Field, Strict, Tag, create_model, model_validator
+from pydantic import Discriminator, Strict, Tag, create_model, model_validator
 
 import fl_admm_strategies as library
 from fl_admm_strategies.maths.penalties import Penalty
 from fl_admm_strategies.maths.regularizers import Regularizer
 from fl_admm_strategies.runtime.common.settings import RENAMED, HasSettings, parameters_of
 
-from .section import UNDOCUMENTED, Section, SettingError
-from .wording import hint, parameter_docs
+from .section import Section, SettingError
+from .wording import hint
 
 OBJECTS: dict[object, Mapping[str, type]] = {
     Penalty: {"scad": library.SmoothedSCAD, "l1": library.L1, "mcp": library.MCP},
@@ -51,8 +51,6 @@ SCHEDULES: dict[object, type] = {
 
 class Built(Section):
     """A table that holds the arguments of a class's constructor.
-
-    The description of a field is that of the parameter in the class's docstring.
 
     Attributes
     ----------
@@ -145,7 +143,6 @@ def table_of(
         A subclass of `base`.
     """
     hints, names, objects = annotations_of(kind), [], []
-    docs = parameter_docs(*kind.__mro__)
     for name, parameter in parameters_of(kind).items():
         variadic = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
         if variadic or name in (withheld or {}):
@@ -158,8 +155,8 @@ def table_of(
         default = ... if parameter.default is Parameter.empty else parameter.default
         if name in left_out:
             found, default = found | None, None
-        fields[name] = (found, Field(default, description=docs.get(name)))
-    made = create_model(kind.__name__, __base__=base, __cls_kwargs__=UNDOCUMENTED, **fields)
+        fields[name] = (found, default)
+    made = create_model(kind.__name__, __base__=base, **fields)
     made.builds, made.parameters, made.withheld = kind, tuple(names), withheld or {}
     made.objects, made.complete, made.tag = frozenset(objects), complete, tag
     return made

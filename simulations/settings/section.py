@@ -17,11 +17,7 @@ class SettingError(ValueError):
 class Section(BaseModel):
     """A table of the file: keys in kebab-case, none but the known."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        alias_generator=lambda name: name.replace("_", "-"),
-        use_attribute_docstrings=True,
-    )
+    model_config = ConfigDict(frozen=True, alias_generator=lambda name: name.replace("_", "-"))
 
     @model_validator(mode="before")
     @classmethod
@@ -36,7 +32,3 @@ class Section(BaseModel):
     def about_unknown(cls, key: str, known: list[str]) -> str:
         """Return what is said of a key that does not exist."""
         return f"is no setting.{hint(key, known)}"
-
-
-UNDOCUMENTED = {"use_attribute_docstrings": False}
-"""For `create_model`: no search of the source for docstrings, which takes most of its time."""

@@ -12,8 +12,6 @@ from ..attacks import Attack
 from .constructor import Built, table_of
 from .section import Section
 
-Fairness = Literal["variance", "loss-variance", "cosine", "entropy", "jain"]
-"""Measures of how evenly the clients are served."""
 Published = Literal["acc", "rmse", "objective", "num", "ari", "f1", "auc", "cr", "time", "cost"]
 Deviation = Literal["acc-std", "rmse-std", "f1-std", "auc-std"]
 """Columns of a published table, and deviations over the paper's seeds: shares in percent, rounds of
@@ -85,17 +83,11 @@ class Baselines(Section):
 class ReportSettings(Section):
     """The table ``[report]``: what is measured and shown. A method may have more."""
 
-    metrics: tuple[Literal["f1", "macro-f1", "auc"], ...] = ()
-    """Test metrics of a classification beside the accuracy: F1 weighted by class, the plain mean of
-    the classes' F1, the area under the ROC curve."""
-    fairness: tuple[Fairness, ...] = ()
-    """How evenly the models serve the clients: the variance of the metric or of the test loss, and
-    three indices of the metric that are 1, or log m, where all clients have the same."""
-    target: float | None = None
-    """A value of the metric as the table shows it, e.g. 85.0 percent: how many rounds, numbers sent
-    and bytes it took to be as good on average, where evaluated."""
-    pdf: bool = False
-    """Write a PDF file of every picture beside the PNG file."""
+    metrics: tuple[Literal["f1", "auc"], ...] = ()
+    """Test metrics of a classification beside the accuracy: F1 weighted by class, the area under
+    the ROC curve."""
+    loss_variance: bool = False
+    """Report the variance of the test loss over the clients, the fairness of FLAME's paper."""
 
 
 class NewcomerSettings(Section):

@@ -22,14 +22,13 @@ import numpy as np
 
 from simulations.comparing import cell as cells
 from simulations.comparing import comparison as comparisons
-from simulations.comparing import pages
 from simulations.comparing.compare import CELLS, Found, Outcome, compare, steps_of
 from simulations.comparing.comparison import ComparisonPlan
-from simulations.comparing.pages import Grid, Part, code
 from simulations.comparing.report import ComparisonReport, with_spread
 from simulations.comparing.statistics import mean_of, ranks_of, what_it_can_show
-from simulations.reports import write_text
+from simulations.reports import as_markdown, write_text
 from simulations.reports.base import NONE
+from simulations.reports.pages import Grid, Part, code
 
 FOLDER = Path("docs/leaderboard")
 PROBLEMS = {
@@ -181,7 +180,7 @@ class Table:
             "All of it, with tests and pictures, or one method's row:",
             code(f"{command} --out runs/{name}\n{command} ditto --out runs/{name}"),
         ]
-        return pages.as_markdown(f"Leaderboard: {PROBLEMS[name]}", parts)
+        return as_markdown([f"# Leaderboard: {PROBLEMS[name]}", *parts])
 
     def means(self) -> dict[str, tuple[str, float]]:
         """Return the cell of each method for the table of all problems, and its rank's value."""
@@ -241,7 +240,7 @@ def overview(tables: Sequence[Table]) -> str:
         GOING_ON,
         code("python -m tests.benchmarks.leaderboard --seeds 10 --workers 2"),
     ]
-    return pages.as_markdown("Leaderboard of personalised federated learning", parts)
+    return as_markdown(["# Leaderboard of personalised federated learning", *parts])
 
 
 INTRODUCTION = """Methods tuned alike on several problems, with training alone (Local) beside

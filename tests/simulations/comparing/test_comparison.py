@@ -9,7 +9,7 @@ import pytest
 
 from simulations.comparing.cell import Cell, run
 from simulations.comparing.compare import steps_of
-from simulations.comparing.comparison import ComparisonPlan, Space, read
+from simulations.comparing.comparison import ComparisonPlan, read, space_of
 from simulations.data import load
 from tests.support.pace import fast
 from tests.support.refusals import refused
@@ -112,11 +112,12 @@ def test_a_sweep_has_every_combination_of_its_values() -> None:
 
 
 def test_spaces_are_of_who_has_the_setting(comparison: ComparisonPlan) -> None:
-    lr = Space("log", 0.01, 1.0)
+    pytest.importorskip("optuna")
+    lr = space_of("lr", "log:0.01:1")
     assert comparison.spaces_of("fedavg") == {"lr": lr}
-    assert comparison.spaces_of("weak") == {"lr": lr, "lam": Space("linear", 0.1, 0.5)}
+    assert comparison.spaces_of("weak") == {"lr": lr, "lam": space_of("lam", "linear:0.1:0.5")}
     own = read(None, {"methods": ["local"], "tune": {"lr": "log:0.1:1", "local.lr": "log:0.2:1"}})
-    assert own.spaces_of("local") == {"lr": Space("log", 0.2, 1.0)}
+    assert own.spaces_of("local") == {"lr": space_of("lr", "log:0.2:1")}
 
 
 @pytest.mark.parametrize(

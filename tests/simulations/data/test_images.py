@@ -1,7 +1,6 @@
 """MNIST and FashionMNIST: idx files, the deal to 20 clients, swapped labels."""
 
 import gzip
-import os
 import struct
 import sys
 import types
@@ -14,9 +13,6 @@ import torch
 from simulations.data import FederatedData, load
 from simulations.data.images import deal
 from tests.support.refusals import refused
-
-ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
-DATASETS = {"mnist-swap": "MNIST", "fashion-mnist-swap": "FashionMNIST"}
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -101,37 +97,19 @@ def test_samples_takes_a_seeded_subset_of_both_parts(root: Path) -> None:
     assert sum(len(c.train[1]) for c in everything.clients) == 3000
 
 
-def fake_torchvision(monkeypatch: pytest.MonkeyPatch, dataset: object) -> None:
-    datasets = types.SimpleNamespace(MNIST=dataset, FashionMNIST=dataset)
-    module = types.ModuleType("torchvision")
-    module.datasets = datasets  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torchvision", module)
-
-
-def test_a_file_that_is_there_survives_the_download(
-    monkeypatch: pytest.MonkeyPatch, root: Path
-) -> None:
-    kept = root / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
-    before = kept.stat().st_ino
-    (root / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
-    fake_torchvision(
-        monkeypatch, lambda root, download: write_dataset(Path(root) / "MNIST" / "raw")
-    )
-    load("mnist-swap", 1, root)
-    assert kept.stat().st_ino == before
-
-
 def test_what_cannot_be_downloaded_says_where_to_get_it(
     monkeypatch: pytest.MonkeyPatch, root: Path
 ) -> None:
-    def offline(root: str, download: bool) -> None:
+    def offline(root: Path, download: bool) -> None:
         raise RuntimeError("Error downloading t10k-labels")
 
     file, folder = "t10k-labels-idx1-ubyte", root / "MNIST" / "raw"
     (folder / file).unlink()
     with refused(FileNotFoundError, "torchvision", folder):  # which is not installed
         load("mnist-swap", 1, root)
-    fake_torchvision(monkeypatch, offline)
+    module = types.ModuleType("torchvision")
+    module.datasets = types.SimpleNamespace(MNIST=offline)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchvision", module)
     with refused(FileNotFoundError, f"{file}.gz", folder, "data-root", "FL_ADMM_DATA", "http"):
         load("mnist-swap", 1, root)
 

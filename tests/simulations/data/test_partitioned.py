@@ -127,7 +127,7 @@ class FakeCifar10:
     def __init__(self, root: Path | str, train: bool = True, download: bool = False) -> None:
         folder = Path(root) / "cifar-10-batches-py"
         if download:
-            folder.mkdir()
+            folder.mkdir(parents=True)
             (folder / "batches.meta").write_text("complete")
         if not (folder / "batches.meta").is_file():
             raise RuntimeError("Dataset not found or corrupted.")

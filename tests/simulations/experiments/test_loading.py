@@ -72,7 +72,7 @@ def test_what_a_resumed_run_says_has_changed() -> None:
         ("digits-fpfc", "training.rounds=3", ["training.rounds", "num-rounds"]),
         ("digits-fpfc", "lam", ["lam"]),
         ("digits-fpfc", "model={}", ["model.name"]),
-        ("digits-fpfc", "report.metrics=['f2']", ["report.metrics.0", "f2", "macro-f1"]),
+        ("digits-fpfc", "report.metrics=['f2']", ["report.metrics.0", "f2", "auc"]),
         ("digits-fpfc", "algorithm.name=fpcf", ["fpcf", "fpfc"]),
         ("digits-fpfc", "algorithm={ lr = 1 }", ["algorithm.name", "ditto", "fpfc"]),
         ("fedadmm-digits", "algorithm.penalty.lam=1", ["algorithm.penalty", "FedADMM"]),

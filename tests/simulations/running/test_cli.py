@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,9 @@ def test_list_methods_names_every_method_with_its_paper() -> None:
 def test_describe_shows_a_setting_and_names_what_it_does_not_know() -> None:
     code, output = invoke("describe", "digits-fpfc")
     assert code == 0
-    assert 'algorithm.penalty = "auto"' in output
+    settings = tomllib.loads(output)
+    assert settings["algorithm"]["penalty"] == "auto"
+    assert settings["data"]["options"]["clients"] == 12  # a default of the data set
     code, output = invoke("describe", "synthetic-s1", "--profile", "quik")
     assert code == 1
     assert names(output, "quik", "quick")

@@ -10,20 +10,16 @@ from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
 from simulations.experiments.experiment import RunConfig
-from simulations.running import cli
 from tests.simulations.quick_runs import run
 from tests.support.federation import assert_same_bits
-from tests.support.refusals import names
 
 ROOT = Path(__file__).parents[3]
-FEW = ("training.num-rounds=2",)
-pytestmark = pytest.mark.usefixtures("flower_logger_as_before")
+pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def address() -> Iterator[str]:
     """Start a head and a worker node with a processor each; return where they are."""
     from ray.cluster_utils import Cluster
@@ -42,12 +38,16 @@ def address() -> Iterator[str]:
         cluster.shutdown()
 
 
-def simulations(folder: Path, *arguments: str) -> None:
-    """Run a command of the app in a folder; it must succeed."""
+def test_a_run_on_a_cluster_has_the_bits_of_one_in_this_process(
+    address: str, tmp_path: Path
+) -> None:
+    few = "training.num-rounds=2"
+    here = run(RunConfig("digits-fpfc", changes=(few,), out=tmp_path / "here"), nodes=1)
+    command = ["-m", "simulations", "run", "digits-fpfc", "--set", few, "--out", "there"]
     done = subprocess.run(
-        [sys.executable, "-m", "simulations", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [sys.executable, *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": address},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -55,32 +55,6 @@ def simulations(folder: Path, *arguments: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_a_run_on_a_cluster_has_the_bits_of_one_in_this_process(
-    address: str, tmp_path: Path
-) -> None:
-    here = run(RunConfig("digits-fpfc", changes=FEW, out=tmp_path / "here"), nodes=1)
-    options = ("--ray-address", address, "--set", *FEW, "--out", "there")
-    simulations(tmp_path, "run", "digits-fpfc", *options)
     assert_same_bits(
         load_file(tmp_path / "there" / "state.safetensors"), load_file(here / "state.safetensors")
     )
-
-
-@pytest.mark.parametrize(
-    ("address", "options"),
-    [
-        ("127.0.0.1:1", ["--engine", "inprocess"]),
-        ("127.0.0.1:1", ["--workers", "2"]),
-        ("127.0.0.1:1", []),  # where nobody answers
-        ("auto", []),
-        ("ray://127.0.0.1:10001", []),
-    ],
-)
-def test_what_cannot_be_is_said_before_anything_starts(address: str, options: list[str]) -> None:
-    arguments = ["run", "digits-fpfc", "--ray-address", address, *options]
-    result = CliRunner().invoke(cli.cli, arguments)
-    assert result.exit_code == 1
-    assert names(result.output, "--ray-address", address, *options[:1])
