@@ -1,7 +1,6 @@
 """`load`: names, options, seeds, determinism and the data root, over all data sets."""
 
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from simulations.data import FederatedData, RatingsData, load
-from simulations.data.files import data_root
 from tests.support.refusals import refused
 
 FREE = [("digits-swap", {}), ("synthetic-s1", {"clients": 4}), ("synthetic-s5", {"clients": 3})]
@@ -92,16 +90,6 @@ def test_validation_is_a_fifth_of_the_training_part_and_leaves_the_test_part(
         assert len(b.validation[1]) == round(n / 5)
         assert torch.equal(torch.cat([b.train[0], b.validation[0]]), a.train[0])
         assert torch.equal(a.test[0], b.test[0])
-
-
-def test_data_root_is_the_argument_else_the_variable_else_the_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("FL_ADMM_DATA", str(tmp_path / "variable"))
-    assert data_root(tmp_path / "argument") == tmp_path / "argument"
-    assert data_root(None) == tmp_path / "variable"
-    monkeypatch.delenv("FL_ADMM_DATA")
-    assert data_root(None) == Path.home() / ".cache" / "fl-admm-strategies"
 
 
 @pytest.mark.parametrize(

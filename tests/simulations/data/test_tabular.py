@@ -1,6 +1,5 @@
 """Examples V.1 and V.2 of FedGiA: distributions, sizes, normalisation, files checked."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,6 @@ from simulations.data import TabularData, load, tabular
 from simulations.data.registry import _load
 from simulations.data.tabular import random_sizes
 from tests.support.refusals import refused
-
-ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
 
 
 def loaded(name: str, seed: int, root: Path | None = None, **options: object) -> TabularData:
@@ -37,7 +34,7 @@ def sizes(data: TabularData) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("d", "clients"),
-    [(8992, 64), (8992, 256), (1000, 1000), (7, 1), (12, 5), (400, 10), (399, 10), (200_000, 512)],
+    [(8992, 64), (1000, 1000), (7, 1), (400, 10), (399, 10)],
 )
 def test_random_sizes_are_above_the_bound_and_sum_to_d(d: int, clients: int) -> None:
     draw = np.random.default_rng(0)
@@ -84,39 +81,23 @@ def test_qsar_deals_every_sample_once_with_its_label(toxicity: Path) -> None:
     np.testing.assert_array_equal(b, numbers % 5 == 0)
 
 
-def changed(name: str, row: int, column: int, value: float) -> dict[str, np.ndarray]:
-    tables = made_up()
-    tables[name] = tables[name].astype(float)
-    tables[name][row, column] = value
-    return tables
-
-
 @pytest.mark.parametrize(
     ("tables", "named"),
     [
-        (changed("x", 4, 1, np.nan), ["toxicity.mat", "X(5, 2)", "nan"]),
-        (changed("y", 7, 0, 0), ["toxicityclass.mat", "y(8, 1)"]),
-        (made_up() | {"x": np.zeros((59, 8))}, ["toxicity.mat", "(60, 8)", "(59, 8)"]),
+        ({"y": np.zeros((60, 1))}, ["toxicityclass.mat", "y(1, 1)"]),
+        ({"x": np.zeros((59, 8))}, ["toxicity.mat", "(60, 8)", "(59, 8)"]),
     ],
 )
 def test_damaged_tables_are_refused(
     toxicity: Path, tables: dict[str, np.ndarray], named: list[str]
 ) -> None:
-    write(toxicity / "qsar-oral-toxicity", **tables)
+    write(toxicity / "qsar-oral-toxicity", **(made_up() | tables))
     with refused(ValueError, *named):
         loaded("qsar", 0, toxicity)
 
 
-def test_files_that_are_damaged_or_missing_are_named(toxicity: Path) -> None:
+def test_a_damaged_file_is_named(toxicity: Path) -> None:
     path = toxicity / "qsar-oral-toxicity" / "toxicity.mat"
-    content = path.read_bytes()
-    for left in (0, 50, 140, -1):
-        path.write_bytes(content[:left])
-        with refused(ValueError, path, "archive.ics.uci.edu"):
-            loaded("qsar", 0, toxicity)
-    savemat(path, {"A": made_up()["x"]})
-    with refused(ValueError, path, "X"):
-        loaded("qsar", 0, toxicity)
-    path.unlink()
-    with refused(FileNotFoundError, path.name, path.parent, "FL_ADMM_DATA"):
+    path.write_bytes(path.read_bytes()[:140])
+    with refused(ValueError, path, "archive.ics.uci.edu"):
         loaded("qsar", 0, toxicity)

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import conv1d, conv2d, linear, max_pool1d, max_pool2d
 
 from simulations.data import ClientData, FederatedData
-from simulations.problems.models import build, initialise
+from simulations.problems.models import build, initialise, loss_of
 from tests.support.refusals import refused
 
 
@@ -165,3 +165,8 @@ def test_models_that_do_not_exist_or_do_not_fit(
 ) -> None:
     with refused(ValueError, *named):
         build(name, like)
+
+
+def test_the_loss_of_a_regression_is_half_the_squared_error() -> None:
+    outputs, targets = torch.tensor([1.0, 4.0]), torch.tensor([0.0, 1.0])
+    assert loss_of("regression")(outputs, targets) == (1 + 9) / 2 / 2

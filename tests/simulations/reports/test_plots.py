@@ -75,24 +75,6 @@ def test_of_several_values_at_one_place_the_mean_and_the_deviation_are_drawn(tmp
     assert (band.min(), band.max()) == pytest.approx((2 - np.sqrt(2), 5))
 
 
-@pytest.mark.slow  # fonts
-def test_a_pdf_beside_the_png_on_request(tmp_path):
-    for name, pdf in (("a", True), ("b", True), ("c", False)):
-        picture = Picture(tmp_path / f"{name}.png", "t", pdf=pdf)
-        curves({"a": [(1, 1.0)]}, ylabel="y", picture=picture)
-    first, second = ((tmp_path / name).read_bytes() for name in ("a.pdf", "b.pdf"))
-    assert first.startswith(b"%PDF")
-    assert first == second
-    assert b"/Type3" not in first
-    assert not (tmp_path / "c.pdf").exists()
-
-
-@pytest.mark.parametrize("series", [{}, {"personal model": [(1, np.nan)]}])
-def test_metric_without_a_finite_value_is_refused(series, tmp_path):
-    with pytest.raises(ValueError, match="no finite value to draw"):
-        curves(series, ylabel="y", picture=Picture(tmp_path / "m.png", "t"))
-
-
 @pytest.mark.slow
 def test_heat_map_orders_the_clients_by_cluster(tmp_path, figures):
     omega = np.array([[0.0], [5.0], [0.0], [9.0], [5.0], [5.0]])

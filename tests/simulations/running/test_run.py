@@ -47,7 +47,7 @@ def test_the_default_experiment_finds_the_three_groups(tmp_path: Path) -> None:
     search = result["search"]
     assert (search["last_round"], search["num_groups"][search["chosen"]]) == (27, 3)
     assert result["lam"] == pytest.approx(2 * result["nu"] / 3.7)
-    # 10 x 64 weights and 10 biases. All 12 once; in the consensus 6 up and 6 down for 20 rounds,
+    # 10 x 64 weights and 10 biases. In the consensus 6 up and 6 down for 20 rounds,
     # the model that half of them start from with it where they have not trained yet; 12 both ways
     # for the probes, K models each for 5 rounds, and down only for the scores; 12 both ways and
     # two models down for the re-check, the group as it is and the client's half of it; then 6
@@ -55,7 +55,7 @@ def test_the_default_experiment_finds_the_three_groups(tmp_path: Path) -> None:
     candidates = len(search["num_groups"])
     search_sent = 12 + 2 * 12 + candidates * 12 * (2 * 5 + 1)
     recheck_sent = 2 * 12 + 2 * 12
-    sent = 12 + 2 * 6 * 20 + search_sent + recheck_sent + 2 * 6 * (200 - 27 - 2)
+    sent = 2 * 6 * 20 + search_sent + recheck_sent + 2 * 6 * (200 - 27 - 2)
     assert result["cost"] == 650 * sent
     # Within a group the models agree, between groups they do not (heat map and embedding).
     models = load_file(default_run / "state.safetensors")["state/pairs/omega"]
