@@ -56,7 +56,10 @@ def test_the_default_experiment_finds_the_three_groups(tmp_path: Path) -> None:
     search_sent = 12 + 2 * 12 + candidates * 12 * (2 * 5 + 1)
     recheck_sent = 2 * 12 + 2 * 12
     sent = 2 * 6 * 20 + search_sent + recheck_sent + 2 * 6 * (200 - 27 - 2)
-    assert result["cost"] == 650 * sent
+    # Beyond that a client's own model goes down where it may not hold it: a twentieth at most.
+    assert 650 * sent <= result["cost"] <= 1.05 * 650 * sent
+    traffic = result["traffic"]
+    assert result["cost"] == (traffic["down"] + traffic["up"]) // 4
     # Within a group the models agree, between groups they do not (heat map and embedding).
     models = load_file(default_run / "state.safetensors")["state/pairs/omega"]
     distances = np.linalg.norm(models[:, None] - models[None, :], axis=2)
