@@ -88,7 +88,7 @@ def test_an_interrupted_comparison_of_own_data_goes_on_and_has_a_page(tmp_path: 
     found = [cells.read(path) for path in sorted(after)]
     assert all(one is not None and "error" not in one for one in found)
 
-    page = (tmp_path / "cmp" / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "cmp" / "report.md").read_text(encoding="utf-8")
     assert names(page, "3 methods on mine, 2 seeds", "Holm p", "Paired differences")
 
 
