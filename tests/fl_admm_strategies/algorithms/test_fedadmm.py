@@ -88,18 +88,6 @@ def test_the_duals_balance_the_distances_whoever_takes_part() -> None:
     assert_allclose(np.sum(duals + 0.3 * (u - strategy.state.w), axis=0), 0, atol=1e-10)
 
 
-@pytest.mark.parametrize("published", [False, True])
-def test_where_the_duals_live_does_not_matter(published: bool) -> None:
-    grid = scalar_grid((1.0, 2.0, -1.0, 0.5), (1.0, 6.0, 2.0, 2.0))
-    here, there = (
-        start(FedADMM(published=published, duals=duals, fraction_train=0.5, seed=2), 6, grid)
-        for duals in ("strategy", "client")
-    )
-    assert np.abs(here.state.clients.column("dual")).max() > 0.01
-    assert_allclose(there.state.w, here.state.w, rtol=1e-12)
-    assert_allclose(there.state.total, here.state.total, rtol=1e-12)
-
-
 def test_the_worked_example() -> None:
     # docs/methods/fedadmm-notes.md, E1: u <- u - .1 [a_i (u - b_i) + (u - anchor)].
     strategy = FedADMM(published=True, rho=1.0, lr=0.1, local_epochs=2)

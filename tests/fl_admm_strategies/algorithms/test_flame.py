@@ -22,7 +22,7 @@ from torch import nn
 from clients import FLAMEClient, client_app
 from clients.toolkit.solving.objective import LocalObjective
 from fl_admm_strategies import FLAME
-from tests.support.federation import Federation, node_of
+from tests.support.federation import Federation
 from tests.support.pace import fast
 
 Matrix = NDArray[np.float64]
@@ -288,18 +288,6 @@ def test_identities_hold_with_noise_partial_participation_and_unequal_weights(rh
         close(new.lagrangian() - after_pi, e_1)  # (45)
 
 
-@pytest.mark.parametrize("seed", fast([0], range(3)))
-def test_the_lagrangian_falls_for_convex_losses_and_large_rho(seed: int) -> None:
-    # T8: exact steps and rho >= 2.5616 lambda alpha_i (P2); below it need not (E3).
-    federation = random_federation(seed)
-    lam = 2.0
-    a = lam * max(federation.sizes) / sum(federation.sizes)
-    strategy = flame(lam=lam, rho=2.5616 * a, weights="size", fraction_train=0.5)
-    values = [variables.lagrangian() for variables in federation.run(strategy, 20)]
-    assert np.diff(values).max() < 1e-14
-    assert values[-1] < values[0] - 0.1
-
-
 # --- Fixed points -------------------------------------------------------------------------------
 
 
@@ -347,36 +335,6 @@ def test_accuracy_tested_steps_meet_their_tolerance() -> None:
             assert metrics["steps"] == 0 or residual / shrunk**2 > epsilon[i]
             assert metrics["residual"] == pytest.approx(residual, rel=1e-9, abs=1e-25)
             assert metrics["tolerance"] == pytest.approx(epsilon[i])
-
-
-# --- Where the variables live -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("published", [True, False])
-def test_duals_on_the_client_give_the_same_trajectory(published: bool) -> None:
-    federation = random_federation(4)
-    settings = {"lam": 0.7, "rho": 0.2, "weights": "size", "published": published}
-    settings |= {"fraction_train": 0.5, "fraction_evaluate": 1.0, "lr": 0.1, "local_epochs": 2}
-    here, there = (flame(**settings, duals=d) for d in ("strategy", "client"))
-    trajectories: list[list[Matrix]] = []
-    for strategy in (here, there):
-        trajectory: list[Matrix] = []
-        with federation.grid(exact=False) as grid:
-            strategy.start(
-                grid,
-                ArrayRecord(Point(4).state_dict()),
-                6,
-                evaluate_every=6,
-                on_round=lambda r, metrics, s=strategy, t=trajectory: t.append(s.state.w),
-            )
-        trajectories.append(trajectory)
-    close(trajectories[1], trajectories[0], 1e-13)
-    assert np.abs(np.diff(trajectories[0], axis=0)).min() > 1e-6  # every round moved
-    for client, metrics in there.evaluate_metrics[6].items():
-        assert metrics == pytest.approx(here.evaluate_metrics[6][client], rel=1e-10)
-        own = federation.client(grid.context(node_of(client))).personal_arrays()
-        close(own["theta"], here.personal_arrays(client)["theta"].numpy(), 1e-13)
-    assert "theta" not in there.state.clients  # O(d) memory
 
 
 # --- The default: theta_i and w_i jointly, in FedDyn's form (P18) ---------------------------------

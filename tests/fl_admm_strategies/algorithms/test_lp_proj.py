@@ -130,21 +130,6 @@ def test_rounds_are_those_of_algorithm_2(weights: str, fraction: float) -> None:
     close(personal(watched), theta)
 
 
-@pytest.mark.slow
-def test_the_limit_is_the_minimiser() -> None:
-    # T2: theta_i* = (B I + lam P^T P)^-1 (B c_i + lam P^T w*) and w* = mean P theta_i*, so with
-    # A = (B I + lam P^T P)^-1: w* = (I - lam P A P^T)^-1 P A B mean c_i.
-    lam = 0.8
-    strategy = LpProjADMM(lam=lam, rho=0.1, lr=0.5, local_epochs=8, dimension=K, seed=7)
-    watched = grid()
-    run(strategy, 80, watched, evaluate_every=80)
-    p = projection(7, K, D, "float64")
-    inverse = np.linalg.inv(B * np.eye(D) + lam * p.T @ p)
-    w = np.linalg.solve(np.eye(K) - lam * p @ inverse @ p.T, p @ inverse @ (B * C.mean(axis=0)))
-    close(strategy.state.w, w, 1e-10)
-    close(personal(watched), (B * C + lam * w @ p) @ inverse, 1e-10)
-
-
 def test_what_is_not_projected_is_trained_alone() -> None:
     # theta <- theta - eta B (theta - c): theta_1 = c + (1 - eta B)^2 (theta_0 - c) after 2 steps.
     strategy = LpProjADMM(lr=0.2, local_epochs=2, dimension=K, unprojected="second", seed=7)

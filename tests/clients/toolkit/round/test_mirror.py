@@ -1,4 +1,4 @@
-"""A client's mirror of its row has the bits of the strategy's row."""
+"""A client's mirror has the bits of the strategy's row; where the rows live does not matter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 from clients import FedADMMClient, FedAPMClient, FLAMEClient, client_app
 from clients.toolkit.round.mirror import ROW
@@ -39,3 +39,18 @@ def test_the_mirror_has_the_bits_of_the_row(name: str, published: bool, wire_dty
             mirrored = records[last][ROW + vector].numpy()
             row = getattr(strategy.state.clients[client], vector)
             assert_array_equal(mirrored, row, err_msg=f"{client} {vector}")
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("published", [False, True])
+def test_where_the_rows_live_does_not_matter(name: str, published: bool) -> None:
+    make, client_class = METHODS[name]
+    settings = {"lr": 0.5, "published": published, "weights": "size", "fraction_train": 0.5}
+    models = []
+    for duals in ("strategy", "client"):
+        strategy = make(duals=duals, seed=2, **settings)
+        grid = Federation(client_app(client_fn_of(client_class)), 6)
+        strategy.start(grid, initial_arrays(), 5)
+        models.append(strategy.state.w)
+        assert ("dual" in strategy.state.clients) == (duals == "strategy")  # O(d) memory
+    assert_allclose(*models, rtol=1e-5, atol=1e-6)
