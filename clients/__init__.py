@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from .methods.scaffold import SCAFFOLDClient as SCAFFOLDClient
     from .methods.sgd import SGDClient as SGDClient
     from .toolkit.data.minibatches import Minibatches as Minibatches
-    from .toolkit.data.ranking import leave_one_out as leave_one_out
     from .toolkit.data.ranking import rank as rank
     from .toolkit.data.ratings import Ratings as Ratings
     from .toolkit.models.arrays import ModelArrays as ModelArrays

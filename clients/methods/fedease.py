@@ -49,11 +49,7 @@ class FedEASEClient(RatingsClient[FedEASEInstruction]):
     closed_form = "it counts pairs of items, and descends on nothing"
 
     def train(self, asked: FedEASEInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
-        """Upload how many users have both of two items, packed, in the order of the items.
-
-        With `user_clip` each user counts with a weight, C over the norm of its own counts if that
-        is above C: the d (d + 1)/2 pairs of d items are as many ones.
-        """
+        """Upload how many users have both of two items, packed, in the order of the items."""
         ratings = self.train_ratings
         if ratings.num_items != asked.num_items:
             raise ValueError(
@@ -63,11 +59,6 @@ class FedEASEClient(RatingsClient[FedEASEInstruction]):
         if not asked.upload:
             return {}, {}
         seen = ratings.pattern()
-        if asked.user_clip is not None:
-            count = np.diff(seen.indptr)
-            norm = np.sqrt(np.maximum(count * (count + 1) / 2, 1))
-            share = np.sqrt(np.minimum(1, asked.user_clip / norm))  # of both items of a pair
-            seen.data *= np.repeat(share, count)
         pairs = packed((seen.T @ seen).toarray())
         return {"pairs": pairs.astype(np.float32)}, {}
 

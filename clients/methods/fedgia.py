@@ -7,6 +7,7 @@ arXiv:2205.01438, which are not elementwise.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,60 +21,13 @@ from fl_admm_strategies.algorithms.fedgia import (
     FedGiAQuestion,
     FedGiARule,
 )
+from fl_admm_strategies.algorithms.shared.rule import Row
 from fl_admm_strategies.maths.blocks import Arrays, prefixed
 
 from ..toolkit.round.base import MethodClient
 from ..toolkit.round.linear import LinearClient
-from ..toolkit.solving.curvature import Gram, Vector
+from ..toolkit.solving.curvature import Vector
 from ..toolkit.solving.steps import Reply, Scalars
-
-
-def admm_steps(
-    x: Vector,
-    gradient: Vector,
-    dual: Vector,
-    hessian: Gram,
-    *,
-    num_clients: int,
-    sigma: float,
-    steps: int,
-) -> tuple[Vector, Vector]:
-    """Take k0 steps of the inexact ADMM group, (13) and (14), at the cost of one.
-
-    The steps keep x and the gradient, so only e = gradient + pi changes: with M = (H_i/m)
-    (H_i/m + sigma I)^-1, a step is e <- M e, and k0 of them are a function of H_i.
-
-    Parameters
-    ----------
-    x : ndarray of shape (n,)
-        x^tau, the point that the server sent.
-    gradient : ndarray of shape (n,)
-        grad f_i(x)/m.
-    dual : ndarray of shape (n,)
-        pi_i at the start of the round.
-    hessian : Gram
-        H_i.
-    num_clients : int
-        m.
-    sigma : float
-    steps : int
-        k0.
-
-    Returns
-    -------
-    iterate, dual : ndarray of shape (n,)
-        x_i and pi_i after the steps.
-    """
-    pull = num_clients * sigma
-
-    def left(h: Vector) -> Vector:  # the eigenvalues of M^k0
-        return np.asarray((h / (h + pull)) ** steps)
-
-    def step(h: Vector) -> Vector:  # those of (H_i/m + sigma I)^-1 M^(k0 - 1)
-        return np.asarray((h / (h + pull)) ** (steps - 1) * (num_clients / (h + pull)))
-
-    moved, rest = hessian.apply(gradient + dual, (step, left))
-    return x - moved, rest - gradient
 
 
 class GradientClient(MethodClient[FedGiAInstruction]):
@@ -143,20 +97,21 @@ class FedGiALinearClient(GradientClient, LinearClient[FedGiAInstruction]):
         return upload, metrics
 
     def _gram_steps(self, rule: FedGiARule, x: Vector, gradient: Vector, config: Scalars) -> Vector:
-        """Return z_i after the ADMM group's steps, or after the gradient step; keep pi_i."""
-        gradient = gradient / rule.num_clients
-        iterate, dual = x, -gradient  # (16), (17)
-        if rule.steps:
-            kept = self.memory.require_known(config)
-            dual = np.zeros_like(x) if kept is None else kept["dual"]
-            iterate, dual = admm_steps(
-                x,
-                gradient,
-                dual,
-                self.problem.gram,
-                num_clients=rule.num_clients,
-                sigma=rule.sigma,
-                steps=rule.steps,
+        """Return z_i after the ADMM group's steps, or after the gradient step; keep pi_i.
+
+        The rule is elementwise in the basis of the Gram matrix's eigenvectors.
+        """
+        kept = self.memory.require_known(config) if rule.steps else None
+        dual = np.zeros_like(x) if kept is None else kept["dual"]
+        values, basis = self.problem.gram
+        vectors = np.stack([dual, gradient, x])
+        inside = vectors @ basis.T
+        within, beside = (
+            replace(rule, gram=False, curvature=curvature).move(Row(pi=pi), u, w)
+            for curvature, (pi, u, w) in (
+                (values, inside),
+                (self.problem.reg, vectors - inside @ basis),
             )
-        self.memory.keep(config, {"dual": dual})
-        return np.asarray(iterate + dual / rule.sigma)  # (15), (18)
+        )
+        self.memory.keep(config, {"dual": within.pi @ basis + beside.pi})
+        return np.asarray(within.z @ basis + beside.z)

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from fl_admm_strategies import FedMAvg
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.maths.regularizers import squared_l2_weight
 from fl_admm_strategies.messages import FedMAvgInstruction, FedMGSInstruction
 
 from ..toolkit.round.base import Asked
@@ -29,10 +28,6 @@ class GradientStepsClient(CompletionClient[Asked]):
 
     Parameters are those of `CompletionClient`.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        squared_l2_weight("regularizer", self.regularizer)  # refused here, not in the first round
 
     def user_step(
         self, asked: FedMAvgInstruction | FedMGSInstruction, config: Scalars
@@ -89,17 +84,5 @@ class FedMAvgClient(GradientStepsClient[FedMAvgInstruction]):
 
 
 def largest_eigenvalue(factors: NDArray[Any]) -> float:
-    """Return lambda_max(F^T F), which bounds the curvature of f_i in the other block.
-
-    Raises
-    ------
-    ValueError
-        If the factors are too large for it.
-    """
-    gram = factors.T @ factors
-    if not np.isfinite(gram).all():
-        raise ValueError(
-            "The factors diverged: the products of their entries are not finite. Try a smaller "
-            "init_scale, or standardise the ratings."
-        )
-    return max(float(np.linalg.eigvalsh(gram)[-1]), LEAST_LIPSCHITZ)
+    """Return lambda_max(F^T F), which bounds the curvature of f_i in the other block."""
+    return max(float(np.linalg.eigvalsh(factors.T @ factors)[-1]), LEAST_LIPSCHITZ)

@@ -75,7 +75,6 @@ class FedEASEInstruction(Instruction):
 
     nothing: Arrays
     num_items: int
-    user_clip: float | None
     upload: list[str]
 
 
@@ -95,9 +94,6 @@ class FedEASE(TotalsStrategy):
     ----------
     lam : float (default: 400.0)
         The ridge. Larger for more users and for noise; choose it on validation.
-    user_clip : float, optional
-        C: a user's pair counts, as they are uploaded, are scaled down to the Euclidean norm C where
-        theirs is larger, so that no user moves the sum by more. That of d items is about d/sqrt(2).
     **base
         The parameters of `StatefulStrategy`.
 
@@ -128,7 +124,6 @@ class FedEASE(TotalsStrategy):
     upload = Upload("mean")
 
     lam: Positive = 400.0
-    user_clip: Positive | None = None
 
     def init_state(self, arrays: Arrays) -> FedEASEState:
         """Start with B^0, and an empty sum.

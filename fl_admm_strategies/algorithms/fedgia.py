@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, Spec, prefixed, under
 from ..maths.checks import Count, Fraction, Positive, check_positive
 from ..maths.seeds import short
-from ..runtime.algorithm import Handshake, MembersChange, Phase
+from ..runtime.algorithm import Handshake, MembersChange
 from ..runtime.callbacks import StopRule
-from ..runtime.messages.records import ClientInstruction, Metrics, Reply
+from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.trust.validation import LARGEST
 from ..runtime.uploads import Upload
@@ -132,21 +132,9 @@ class SeenCurvature:
 
 @dataclass(kw_only=True)
 class FedGiAState(ConsensusState):
-    """The server's variables: those of `ConsensusState`, with x as `w` and r_i as ``curvature``.
+    """The server's variables: those of `ConsensusState`, with x as `w` and r_i as ``curvature``."""
 
-    Attributes
-    ----------
-    point : ndarray of shape (n,)
-        x of the last round that changed the state: where the clients computed their gradients.
-    seen : SeenCurvature
-    objective, squared_gradient : float
-        f(x) and ||grad f(x)||^2 at `point`; NaN where not every client reported.
-    """
-
-    point: NDArray[Any]
     seen: SeenCurvature
-    objective: float = math.nan
-    squared_gradient: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -196,8 +184,9 @@ class FedGiA(ConsensusMethod):
 
     Notes
     -----
-    ||grad f||^2 belongs to the point x that a round started from: the gradients are the round's
-    replies, of all clients. `gradient_tolerance` makes a stop rule of it.
+    A training's metrics have ``objective``, f(x), and ``squared-gradient``, ||grad f(x)||^2, at the
+    point x that the round started from, where all clients replied. `gradient_tolerance` makes a
+    stop rule of the latter.
 
     The first step may increase the augmented Lagrangian, whatever t is: with pi_i^0 = 0 equation
     (34), on which the descent lemma rests, holds only from the second on.
@@ -238,7 +227,7 @@ class FedGiA(ConsensusMethod):
         """Start with z_i = x^0 and pi_i = 0 for every client."""
         base = super().init_state(arrays)
         seen = SeenCurvature(np.zeros(len(base.w)), np.zeros(len(base.w)))
-        return FedGiAState(**vars(base), point=base.w, seen=seen)
+        return FedGiAState(**vars(base), seen=seen)
 
     def _columns(self, w: NDArray[Any], averaged: Arrays) -> dict[str, Any]:
         return super()._columns(w, averaged) | {CURVATURE: math.nan}
@@ -331,21 +320,19 @@ class FedGiA(ConsensusMethod):
         return self._block.joined(arrays)
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Move the clients' rows and set x to the mean of all z_i (12); look at f where it was."""
-        state, losses = self.state, [r.metrics.get("loss", math.nan) for r in replies.values()]
-        state.point = state.w
+        """Move the clients' rows and set x to the mean of all z_i (12); note f where it was."""
+        point = self.state.w
         super().update(server_round, replies)
-        state.objective = state.squared_gradient = math.nan
         if len(replies) < len(self.client_ids):
             return
-        state.objective = float(np.mean(losses))
         gradient = np.zeros(self._block.size)
         for reply in replies.values():
-            gradient += self._block.vector(reply.arrays)
-        gradient /= len(replies)
-        state.squared_gradient = float(gradient @ gradient)
-        bound = float(state.clients.column(CURVATURE).mean())
-        state.seen.compare(gradient, state.point, bound)
+            gradient += self._block.vector(reply.arrays) / len(replies)
+        bound = float(self.state.clients.column(CURVATURE).mean())
+        self.state.seen.compare(gradient, point, bound)
+        losses = [reply.metrics.get("loss", math.nan) for reply in replies.values()]
+        self._residuals["objective"] = float(np.mean(losses))
+        self._residuals["squared-gradient"] = float(gradient @ gradient)
 
     def members_changed(self, change: MembersChange) -> None:
         """Compare no gradient of the new f with one of the last."""
@@ -356,17 +343,6 @@ class FedGiA(ConsensusMethod):
     # ------------------------------------------------------------------------------------------
     # Results
     # ------------------------------------------------------------------------------------------
-
-    def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
-        """Add f(x) and ||grad f(x)||^2 at the point of the last round, where they are known."""
-        found = super().metrics(phase, clients, means)
-        if phase == "evaluate":
-            return found
-        known = {
-            "objective": self.state.objective,
-            "squared-gradient": self.state.squared_gradient,
-        }
-        return found | {name: value for name, value in known.items() if not math.isnan(value)}
 
     @property
     def communication_rounds(self) -> int:
@@ -385,5 +361,5 @@ class FedGiA(ConsensusMethod):
         """
         check_positive("per_parameter", per_parameter)
         return lambda server_round, metrics: (
-            self.state.squared_gradient <= self._block.size * per_parameter
+            metrics.get("train-squared-gradient", math.inf) <= self._block.size * per_parameter
         )

@@ -42,8 +42,10 @@ class FedGiAReport(MethodReport):
     def report(self, run: Finished) -> ReportContent:
         """Report CR and time beside the paper's, and draw how the gradient vanishes."""
         asked, strategy = _own(run.settings), run.strategy
-        state, bound = strategy.state, run.problem.data.num_features * asked.tolerance
-        rounds = strategy.communication_rounds if state.squared_gradient <= bound else None
+        bound = run.problem.data.num_features * asked.tolerance
+        last = strategy.run.record.result.train_metrics_clientapp[strategy.last_round]
+        found = {name: last.get(name, math.nan) for name in ("objective", "squared-gradient")}
+        rounds = strategy.communication_rounds if found["squared-gradient"] <= bound else None
         files = {}
         if curve := _gradients(strategy):
             plots.curves(
@@ -68,7 +70,7 @@ class FedGiAReport(MethodReport):
             ),
             body=body,
             files=files,
-            extra={"objective": state.objective, "squared_gradient": state.squared_gradient},
+            extra={name.replace("-", "_"): value for name, value in found.items()},
         )
 
 

@@ -2,8 +2,8 @@
 
 The protocol is the whole one: for every user all items are ranked that are not among the user's
 training ratings, never a sample of candidates (Krichene, Rendle, KDD 2020, show what samples do).
-What counts as relevant is what the user's test ratings have: all of them, those with so many stars
-or more, or, with `leave_one_out`, one each.
+What counts as relevant is what the user's test ratings have: all of them, or those with so many
+stars or more.
 """
 
 from __future__ import annotations
@@ -96,38 +96,3 @@ def rank(
         "recalls": float((found.sum(axis=1) / count[counts]).sum()),
         "ndcgs": float((found @ gains / largest).sum()),
     }
-
-
-def leave_one_out(
-    ratings: Ratings, rng: np.random.Generator, times: ArrayLike | None = None
-) -> tuple[Ratings, Ratings]:
-    """Hold out one rating of every user who has two or more.
-
-    Parameters
-    ----------
-    ratings : Ratings
-    rng : numpy.random.Generator
-        Draws which, and one of those with the same time.
-    times : array of shape (k,), optional
-        When each rating was made, in the order of `ratings`: the last one is held out.
-
-    Returns
-    -------
-    train, test : Ratings
-
-    Raises
-    ------
-    ValueError
-        If the times are not as many as the ratings, or no user has two ratings.
-    """
-    when = np.zeros(len(ratings)) if times is None else np.asarray(times)
-    if when.shape != (len(ratings),):
-        raise ValueError(f"times has shape {when.shape}, expected ({len(ratings)},), as ratings.")
-    order = np.lexsort((rng.random(len(ratings)), when, ratings.users))
-    last = np.append(np.diff(ratings.users[order]) > 0, True)
-    held = np.zeros(len(ratings), np.bool_)
-    held[order[last]] = True
-    held &= np.bincount(ratings.users)[ratings.users] > 1
-    if not held.any():
-        raise ValueError("No user has two ratings, so that none can be held out.")
-    return ratings.select(~held), ratings.select(held)

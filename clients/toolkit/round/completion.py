@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fl_admm_strategies.algorithms.shared.completion import FedMCFactors
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.maths.checks import check_count, check_positive
+from fl_admm_strategies.maths.checks import check_positive
 from fl_admm_strategies.maths.regularizers import Regularizer, check_regularizer, squared_l2_weight
 from fl_admm_strategies.runtime.messages.records import from_array_record, to_array_record
 from fl_admm_strategies.runtime.messages.schema import Instruction
@@ -107,13 +107,6 @@ class RatingsClient(MethodClient[Asked]):
                 raise ValueError(
                     f"The training ratings are of {shapes[0]} (users, items), the test ratings of "
                     f"{shapes[1]}. Give both the same num_users and num_items."
-                )
-        if rank_at is not None:
-            check_count("rank_at", rank_at, least=1)
-            if rank_at > train.num_items:
-                raise ValueError(
-                    f"rank_at is {rank_at}, expected at most {train.num_items}, the number of "
-                    "items."
                 )
         super().__init__(context, state_dir=state_dir, **unknown)
         self.train_ratings = train

@@ -9,8 +9,6 @@ estimated with products of its Hessian, in `clients.toolkit.solving.hessian`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -20,38 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from fl_admm_strategies.maths.checks import check_choice, check_not_negative
 
 Vector = NDArray[np.float64]
-Function = Callable[[Vector], Vector]
-"""A real function, applied to every eigenvalue of a matrix."""
-
-
-@dataclass(frozen=True, eq=False)
-class Gram:
-    """H = V diag(values) V' + floor (I - V V'), which is never formed.
-
-    Attributes
-    ----------
-    transposed : ndarray of shape (k, n)
-        V', the eigenvectors as rows; k <= n.
-    values : ndarray of shape (k,)
-        Their eigenvalues.
-    floor : float
-        The eigenvalue of every direction orthogonal to them.
-    """
-
-    transposed: Vector
-    values: Vector
-    floor: float
-
-    def apply(self, vector: Vector, functions: Sequence[Function]) -> list[Vector]:
-        """Return f(H) vector for each of the functions; O(kn), whatever the functions."""
-        inside = self.transposed @ vector
-        if len(self.values) == len(vector):
-            return [(f(self.values) * inside) @ self.transposed for f in functions]
-        outside = [f(np.array(self.floor)) for f in functions]
-        return [
-            low * vector + ((f(self.values) - low) * inside) @ self.transposed
-            for f, low in zip(functions, outside, strict=True)
-        ]
 
 
 class DataLoss(ABC):
@@ -78,7 +44,7 @@ class DataLoss(ABC):
     Raises
     ------
     ValueError
-        If the shapes do not fit, an entry is NaN or infinite, or the whole matrix is zero.
+        If the shapes do not fit, an entry is NaN or infinite, or there is no sample or feature.
     """
 
     bend: float
@@ -98,11 +64,6 @@ class DataLoss(ABC):
             raise ValueError(
                 f"There are {len(self.targets)} targets for a data matrix of shape "
                 f"{self.matrix.shape}, expected one for each of its {rows} rows."
-            )
-        if not self.matrix.any():
-            raise ValueError(
-                f"All {rows} x {columns} entries of the data matrix are zero, so this client has "
-                "nothing to learn from. Leave it out of the federation."
             )
 
     @property
@@ -142,17 +103,20 @@ class DataLoss(ABC):
 
     def largest_curvature(self) -> float:
         """Return r = (bend/d) ||A'A|| + reg, the Lipschitz constant of the gradient."""
-        return self._scale * float(np.linalg.eigvalsh(small_gram(self.matrix))[-1]) + self.reg
+        return self._scale * float(np.linalg.norm(self.matrix, 2)) ** 2 + self.reg
 
     @property
     def _scale(self) -> float:
         return self.bend / self.num_examples
 
     @cached_property
-    def gram(self) -> Gram:
-        """H = (bend/d) A'A + reg I, Table II's Gram matrix."""
-        values, transposed = decompose(self.matrix)
-        return Gram(transposed, self._scale * values + self.reg, self.reg)
+    def gram(self) -> tuple[Vector, Vector]:
+        """Table II's Gram matrix (bend/d) A'A + reg I: k eigenvalues, eigenvectors of shape (k, n).
+
+        All vectors orthogonal to these have the eigenvalue reg.
+        """
+        _, singular, vectors = np.linalg.svd(self.matrix, full_matrices=False)
+        return self._scale * singular**2 + self.reg, vectors
 
 
 class LeastSquares(DataLoss):
@@ -222,29 +186,6 @@ class Logistic(DataLoss):
     def metrics(self, x: Vector) -> dict[str, float]:
         """Return the share of samples on the right side of the boundary."""
         return {"accuracy": float(np.mean((self.matrix @ x > 0) == (self.targets == 1)))}
-
-
-def small_gram(matrix: Vector) -> Vector:
-    """Return A'A or AA', whichever is smaller: both have the eigenvalues of A'A, zeros aside."""
-    rows, columns = matrix.shape
-    return matrix.T @ matrix if columns <= rows else matrix @ matrix.T
-
-
-def decompose(matrix: Vector) -> tuple[Vector, Vector]:
-    """Return s, shape (k,), and V', shape (k, n), of A'A = V diag(s) V', k <= min(d, n).
-
-    By the eigenvectors of the smaller Gram matrix, several times faster than the singular values of
-    A. For d < n, with AA' = U diag(s) U', it is V' = diag(s)^(-1/2) U'A, without the directions in
-    which s is rounding error: A'A is zero there. Rounding makes the rows of V' for small s less
-    orthogonal, by eps ||A||^2/s; as they enter f(H) times f(s) - f(0), about s f'(0), the error of
-    f(H) is that of H, eps ||A||^2.
-    """
-    values, vectors = np.linalg.eigh(small_gram(matrix))
-    if len(vectors) == matrix.shape[1]:
-        return np.maximum(values, 0.0), np.ascontiguousarray(vectors.T)
-    true = values > len(values) * np.finfo(np.float64).eps * values[-1]
-    values, vectors = values[true], vectors[:, true]
-    return values, (vectors.T @ matrix) / np.sqrt(values)[:, None]
 
 
 def _frozen(name: str, values: ArrayLike, *, ndim: int) -> Vector:

@@ -15,7 +15,6 @@ items count, those without an interaction as a 0 of weight 1, the others as a 1 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,11 +28,10 @@ USERS, ITEMS, MEAN = "user-factors", "item-factors", "mean"
 """Names of what a client keeps of a model."""
 
 
-@dataclass(frozen=True)
 class FactorModel:
     """Predictions u_t v_j, or mean + b_t + c_j + u_t v_j.
 
-    Attributes
+    Parameters
     ----------
     users : ndarray of shape (m, k)
     items : ndarray of shape (n, k)
@@ -41,24 +39,20 @@ class FactorModel:
         None where there are no biases.
     """
 
-    users: NDArray[Any]
-    items: NDArray[Any]
-    mean: float | None = None
+    def __init__(self, users: NDArray[Any], items: NDArray[Any], mean: float | None = None) -> None:
+        if mean is not None:  # (u, b, 1) times (v, 1, c)
+            users = np.insert(users, users.shape[1], 1, axis=1)
+            items = np.insert(items, -1, 1, axis=1)
+        self._users, self._items, self._mean = users, items, mean or 0.0
 
     def of_pairs(self, users: NDArray[Any], items: NDArray[Any]) -> NDArray[Any]:
         """Return the predictions of pairs (t, j), shape (k,)."""
-        u, v = self.users[users], self.items[items]
-        if self.mean is None:
-            return np.asarray(np.einsum("kr,kr->k", u, v))
-        products = np.einsum("kr,kr->k", u[:, :-1], v[:, :-1])
-        return np.asarray(products + u[:, -1] + v[:, -1] + self.mean)
+        products = np.einsum("kr,kr->k", self._users[users], self._items[items])
+        return np.asarray(products + self._mean)
 
     def of_all(self) -> NDArray[Any]:
         """Return the predictions of all users and items, shape (m, n)."""
-        if self.mean is None:
-            return np.asarray(self.users @ self.items.T)
-        products = self.users[:, :-1] @ self.items[:, :-1].T
-        return np.asarray(products + self.users[:, -1:] + self.items[:, -1] + self.mean)
+        return np.asarray(self._users @ self._items.T + self._mean)
 
 
 class Equations(NamedTuple):

@@ -232,21 +232,10 @@ class ExactCompletion(CompletionStrategy):
         return self.feedback == "explicit"
 
     def first_factors(self, arrays: Arrays) -> NDArray[Any]:
-        """Return V^0, with biases of 0.
-
-        Raises
-        ------
-        ValueError
-            Beside what `CompletionStrategy` raises, if there is no other row than that of biases.
-        """
+        """Return V^0, with biases of 0."""
         first = super().first_factors(arrays)
         if not self.has_biases:
             return first
-        if len(first) < 2:
-            raise ValueError(
-                "The initial arrays have 1 row, expected 2 or more with feedback='explicit': "
-                "the last one is the items' biases."
-            )
         return np.vstack([first[:-1], np.zeros_like(first[-1:])])
 
 

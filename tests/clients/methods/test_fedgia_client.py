@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import FedGiAClient, FedGiALinearClient
-from clients.methods.fedgia import admm_steps
-from clients.toolkit.solving.curvature import DataLoss, Gram, LeastSquares, Logistic
+from clients.toolkit.solving.curvature import LeastSquares, Logistic
 from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction, FedGiARule
 from fl_admm_strategies.algorithms.shared.rule import Row
 from fl_admm_strategies.maths.blocks import Arrays
@@ -32,39 +30,30 @@ NUM_CLIENTS, SIGMA = 4, 0.3
 GLOBAL = ClientInstruction({"global": {"x": np.ones(2)}}).full_config()  # of an evaluation
 
 
-def dense(loss: DataLoss, bend: float) -> NDArray[np.float64]:
-    """Table II's H_i, formed."""
-    return bend * loss.matrix.T @ loss.matrix / loss.num_examples + loss.reg * np.eye(loss.size)
-
-
 tall = LeastSquares(matrix(9, 5), np.zeros(9))
-wide = LeastSquares(matrix(4, 7), np.zeros(4))
-ridge = Logistic(matrix(4, 7), labels(4), mu=0.5)
-HESSIANS: dict[str, tuple[Gram, NDArray[np.float64]]] = {
-    "n <= d": (tall.gram, dense(tall, 1)),
-    "d < n": (wide.gram, dense(wide, 1)),
-    "d < n, regularised": (ridge.gram, dense(ridge, 0.25)),
-}
 
 
 # --- The steps ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", HESSIANS)
+@pytest.mark.parametrize("shape", [(9, 5), (4, 7)])
 @pytest.mark.parametrize("steps", [1, 2, 5, 20])
-def test_the_closed_form_is_the_loop(name: str, steps: int) -> None:
-    hessian, h = HESSIANS[name]
-    n = len(h)
-    x, gradient, dual = RNG.normal(size=(3, n))
-    iterate, after = admm_steps(
-        x, gradient, dual, hessian, num_clients=NUM_CLIENTS, sigma=SIGMA, steps=steps
-    )
-    expected = dual
+def test_the_steps_with_the_gram_matrix_are_the_loop(shape: tuple[int, int], steps: int) -> None:
+    loss = Logistic(matrix(*shape), labels(shape[0]), mu=0.5)
+    n = loss.size
+    h = 0.25 * loss.matrix.T @ loss.matrix / loss.num_examples + loss.reg * np.eye(n)
+    client = FedGiALinearClient(context(), loss)
+    client.fit(*message(ones(n), gram=True))
+    _, slope = loss.value_and_gradient(np.ones(n))
+    dual = -slope / NUM_CLIENTS  # (17)
+    x = RNG.normal(size=n)
+    later = message({"x": x}, steps=steps, gram=True, version=1, server_round=2)
+    (gradient, z), _, _ = client.fit(*later)
     for _ in range(steps):  # (13), (14) as printed
-        x_i = x - np.linalg.solve(h / NUM_CLIENTS + SIGMA * np.eye(n), gradient + expected)
-        expected = expected + SIGMA * (x_i - x)
-    np.testing.assert_allclose(iterate, x_i, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(after, expected, rtol=0, atol=1e-12)
+        pulled = h / NUM_CLIENTS + SIGMA * np.eye(n)
+        x_i = x - np.linalg.solve(pulled, gradient / NUM_CLIENTS + dual)
+        dual = dual + SIGMA * (x_i - x)
+    np.testing.assert_allclose(z, x_i + dual / SIGMA, rtol=0, atol=1e-12)
 
 
 def test_the_rule_of_the_server_is_the_loop_with_a_diagonal_matrix() -> None:

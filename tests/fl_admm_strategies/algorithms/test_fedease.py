@@ -67,16 +67,6 @@ def test_when_a_client_leaves_all_are_counted_again() -> None:
     assert not strategy.state.totals.sums["pairs"].any()
 
 
-def test_a_user_counts_with_the_norm_of_the_clip_at_most() -> None:
-    total = np.zeros(NUM_ITEMS * (NUM_ITEMS + 1) // 2)
-    for row in seen():
-        one = np.outer(row, row)[np.triu_indices(NUM_ITEMS)]
-        norm = np.linalg.norm(one)
-        total += one * min(1, 1.5 / norm) if norm else 0
-    found = started(user_clip=1.5).state.totals.sums["pairs"]
-    np.testing.assert_allclose(found, total, rtol=1e-5)
-
-
 def test_what_an_evaluation_reports() -> None:
     strategy = started()
     B = strategy.state.weights

@@ -115,9 +115,9 @@ def test_the_global_model_becomes_the_minimiser_over_those_that_are_left(name: s
 @pytest.mark.slow
 def test_what_fedgia_reports_belongs_to_those_that_are_left() -> None:
     # f(x) = (1/m) sum_i (x - i)^2 over the three, at their mean 7/3: 14/9; its gradient is 0.
-    found = when_all_have_come_and_gone("FedGiA").state
-    assert found.objective == pytest.approx(14 / 9, rel=1e-3)
-    assert found.squared_gradient == pytest.approx(0, abs=1e-4)
+    found = when_all_have_come_and_gone("FedGiA").metrics("train", {}, {})
+    assert found["objective"] == pytest.approx(14 / 9, rel=1e-3)
+    assert found["squared-gradient"] == pytest.approx(0, abs=1e-4)
 
 
 @pytest.mark.parametrize(("t", "scale"), [(0.5, 1.0), (0.5, 5.0), (None, 5.0)])
@@ -129,12 +129,13 @@ def test_the_gradient_that_fedgia_finds_is_that_of_the_clients_there_are(t, scal
     strategy.start(
         Federation(app, PARTITIONS, FROM_ROUND_3), ArrayRecord({"weight": torch.zeros(1, 1)}), 3
     )
-    x = float(strategy.state.point[0])
+    x = float(strategy.state.seen.point[0])
     assert len(strategy.client_ids) == 4
     curved = {0: 1.0, 1: 1.0, 2: scale**2, 4: 1.0}
     gradient = np.mean([2 * c * (x - i) for i, c in curved.items()])
-    assert strategy.state.squared_gradient == pytest.approx(gradient**2, rel=1e-4)
-    assert strategy.state.objective == pytest.approx(
+    found = strategy.metrics("train", {}, {})
+    assert found["squared-gradient"] == pytest.approx(gradient**2, rel=1e-4)
+    assert found["objective"] == pytest.approx(
         np.mean([c * (x - i) ** 2 for i, c in curved.items()]), rel=1e-5
     )
 
@@ -164,7 +165,7 @@ def test_fedgia_compares_no_gradient_with_one_of_other_clients(coming: bool, sca
     assert strategy.state.seen.largest == pytest.approx(1)
     bound = np.mean([losses[i].largest_curvature() for i in there])
     assert strategy.sigma == pytest.approx(2 * bound / 4 if not coming else 2 * bound / 3)
-    assert strategy.state.squared_gradient**0.5 < 1e-3
+    assert strategy.metrics("train", {}, {})["squared-gradient"] ** 0.5 < 1e-3
 
 
 def test_the_number_of_clients_that_fedmc_began_with_is_a_scale_of_the_objective() -> None:

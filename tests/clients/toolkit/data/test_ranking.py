@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from clients import Ratings, leave_one_out, rank
+from clients import Ratings, rank
 from clients.toolkit.data.ranking import top_items
 from tests.support.refusals import refused
 
@@ -49,19 +49,8 @@ def test_what_was_seen_is_never_listed() -> None:
     assert found["ranked-users"] == len(gains)
 
 
-def test_leave_one_out_takes_the_last_by_time() -> None:
-    ratings = listed((0, 0, 5), (0, 1, 4), (0, 3, 1), (1, 2, 3), (2, 0, 2), (2, 4, 1))
-    train, test = leave_one_out(ratings, np.random.default_rng(0), [3, 9, 1, 5, 8, 7])
-    assert [*zip(test.users.tolist(), test.items.tolist(), strict=True)] == [(0, 1), (2, 0)]
-    assert len(train) == 4  # the one rating of user 1 stays
-
-
 def test_what_is_refused() -> None:
     with refused(ValueError, "(3, 4)"):
         rank(SCORES[:, :4], TRAIN, TEST)
     with refused(ValueError, "k", 6, 5):
         rank(SCORES, TRAIN, TEST, k=6)
-    with refused(ValueError, "times", "(2,)"):
-        leave_one_out(TRAIN, np.random.default_rng(0), [1, 2])
-    with refused(ValueError, "two ratings"):
-        leave_one_out(TRAIN, np.random.default_rng(0))
