@@ -153,32 +153,6 @@ def test_the_trajectory_is_that_of_the_printed_algorithm(losses: list[DataLoss],
     assert len(rounds) == 8
 
 
-def test_the_lagrangian_descends_in_the_regime_of_the_theory() -> None:
-    """Lemma B.3: t = 7 > 6, and from round 2 on, since (34) fails at k = 0 with pi_i^0 = 0."""
-    losses = regression()
-    values: list[float] = []
-
-    def record(strategy: FedGiA) -> None:
-        own, x, sigma = strategy.state.clients, strategy.state.seen.point, strategy.sigma
-        duals = own.column("pi")
-        iterates = own.column("z") - duals / sigma
-        residual = [loss.value_and_gradient(x)[1] / M for loss in losses] + duals
-        residual += [
-            (hessian(loss, "diagonal") @ d) / M
-            for loss, d in zip(losses, iterates - x, strict=True)
-        ]
-        np.testing.assert_allclose(residual, 0, atol=1e-12)  # (34), both groups
-        fit = sum(f.value_and_gradient(u)[0] / M for f, u in zip(losses, iterates, strict=True))
-        moved = iterates - x
-        values.append(float(fit + (moved * duals).sum() + sigma / 2 * (moved**2).sum()))  # (8)
-
-    strategy = run(losses, 30, on_round=record, t=7.0, local_steps=1)
-    assert np.diff(values).max() <= 1e-14
-    assert values[0] - values[-1] > 0.01
-    best = np.mean([loss.value_and_gradient(strategy.state.seen.point)[0] for loss in losses])
-    assert values[-1] >= best - 1e-12  # Lemma B.3: L^k >= f(x^tau_k)
-
-
 def test_the_worked_example() -> None:
     # E1: H_i = a_i = (1, 2, 4), b = (1, -1, 3), t = .75, so sigma = .75 * 4/3 = 1; k0 = 2. Client 1
     # in round 1: g = -1/3, M = (1/3)/(1/3 + 1) = 1/4, pi = 1/3 - (1/16)/3 = .3125,

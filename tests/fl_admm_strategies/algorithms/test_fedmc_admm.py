@@ -101,9 +101,7 @@ def test_the_trajectory_is_that_of_algorithm_1(kind: str, duals: str) -> None:
         assert len(sampled) == 2
         expected.round(sampled)
         seen.update(sampled)
-        np.testing.assert_allclose(
-            run.strategy.global_model()["item-factors"], expected.V, rtol=0, atol=1e-10
-        )
+        np.testing.assert_allclose(run.strategy.item_factors, expected.V, rtol=0, atol=1e-10)
     assert seen == set(range(P))
     for i in range(P):
         held = run.held(i)
@@ -111,81 +109,6 @@ def test_the_trajectory_is_that_of_algorithm_1(kind: str, duals: str) -> None:
         W, dual = (held[f"row/{name}"].reshape(RANK, NUM_ITEMS) for name in ("u", "dual"))
         np.testing.assert_allclose(W, expected.W[i], rtol=0, atol=1e-10)
         np.testing.assert_allclose(BETA * dual, expected.Y[i], rtol=0, atol=1e-10)
-
-
-def dual(run: RatingsRun, i: int) -> NDArray[Any]:
-    row = run.strategy.state.clients[i]
-    return run.strategy.beta * row.dual.reshape(RANK, NUM_ITEMS)
-
-
-def copy_of_items(run: RatingsRun, i: int) -> NDArray[Any]:
-    return np.asarray(run.strategy.state.clients[i].u.reshape(RANK, NUM_ITEMS))
-
-
-def items(run: RatingsRun) -> NDArray[Any]:
-    return run.strategy.global_model()["item-factors"].copy()
-
-
-def lagrangian(
-    run: RatingsRun, U: dict[int, NDArray[Any]], W: Any, V: NDArray[Any], Y: Any
-) -> float:
-    """Return (4) with (5)."""
-    total = run.strategy.regularizer.value(V)
-    for i in range(P):
-        values, mask = dense(run.train[i])
-        fit = 0.5 * ((mask * (U[i] @ W[i] - values)) ** 2).sum() + run.regularizer.value(U[i])
-        gap = W[i] - V
-        total += fit / P + (Y[i] * gap).sum() + BETA / 2 * (gap**2).sum()
-    return float(total)
-
-
-@each_kind
-def test_the_identities_of_the_dual_and_the_v_step(kind: str) -> None:
-    """T5, T6 and T7, at every round of partial participation."""
-    run = federation(kind)
-    U = {i: run.first_users(i) for i in range(P)}
-    for k in range(1, 9):
-        V, Y = items(run), {i: dual(run, i).copy() for i in range(P)}
-        sampled = run.round(k)
-        for i in sampled:
-            U[i] = run.held(i)["user-factors"]
-        W = {i: copy_of_items(run, i) for i in range(P)}
-        new_V, new_Y = items(run), {i: dual(run, i) for i in range(P)}
-        before = lagrangian(run, U, W, V, Y)
-        between = lagrangian(run, U, W, V, new_Y)
-        after = lagrangian(run, U, W, new_V, new_Y)
-        raised = sum(((new_Y[i] - Y[i]) ** 2).sum() for i in sampled) / BETA
-        assert between - before == pytest.approx(raised, abs=1e-10)  # T5 (31)
-        lowered = P * BETA / 2 * ((new_V - V) ** 2).sum()
-        assert between - after >= lowered - 1e-10  # T6
-        # T7 (52): nu is a subgradient of R at V.
-        nu = sum(new_Y[i] + BETA * (W[i] - new_V) for i in range(P))
-        if kind == "l2":
-            np.testing.assert_allclose(nu, ITEMS * new_V, rtol=0, atol=1e-10)
-        else:
-            zero = new_V == 0
-            np.testing.assert_allclose(nu[~zero], ITEMS * np.sign(new_V[~zero]), atol=1e-10)
-            assert (np.abs(nu[zero]) <= ITEMS + 1e-10).all()
-
-
-@pytest.mark.slow
-def test_it_converges_to_a_stationary_point() -> None:
-    """Theorem 4.7: W_i = V, Y_i = -(1/p) grad_V f_i, and both gradients of Phi vanish."""
-    settings = {"beta": 0.5, "fraction_train": 0.8, "inner_steps": 20}
-    run = federation("l2", **settings)
-    for k in range(1, 301):
-        run.round(k)
-    V = items(run)
-    in_v = ITEMS * V
-    for i in range(P):
-        values, mask = dense(run.train[i])
-        U = run.held(i)["user-factors"]
-        E = mask * (U @ V - values)
-        np.testing.assert_allclose(copy_of_items(run, i), V, rtol=0, atol=1e-7)
-        np.testing.assert_allclose(dual(run, i), -U.T @ E / P, rtol=0, atol=1e-6)
-        np.testing.assert_allclose(E @ V.T + USERS * U, 0, atol=1e-6)
-        in_v = in_v + U.T @ E / P
-    np.testing.assert_allclose(in_v, 0, atol=1e-6)
 
 
 def test_the_worked_example() -> None:
@@ -232,16 +155,12 @@ def client_fn(context: Any) -> Any:
     return FedMCADMMClient(context, train, SquaredL2(USERS), test=test).to_client()
 
 
-def start(strategy: FedMCADMM, grid: Federation, num_rounds: int = 3, seed: int = 3) -> FedMCADMM:
-    strategy.start(grid, initial_item_factors(RANK, NUM_ITEMS, seed=seed), num_rounds)
-    return strategy
-
-
 @each_place
 @pytest.mark.parametrize("published", [True, False])
 def test_the_users_factors_are_in_no_message(duals: Any, published: bool) -> None:
     grid = Federation(client_app(client_fn), P)
-    start(FedMCADMM(SquaredL2(ITEMS), published=published, duals=duals, seed=1), grid)
+    strategy = FedMCADMM(SquaredL2(ITEMS), published=published, duals=duals, seed=1)
+    strategy.start(grid, initial_item_factors(RANK, NUM_ITEMS, seed=3), 3)
     for kind, _, messages in grid.received:
         for reply in messages:
             arrays = {n: a for r in reply.content.array_records.values() for n, a in r.items()}
@@ -260,7 +179,7 @@ def test_rmse_weighs_every_test_rating_alike_and_phi_is_the_objective() -> None:
     run.options = {"mean": 3.0, "std": 1.5}
     run.round(1)
     metrics = run.evaluate(1)
-    V, squares, count, entries = items(run), 0.0, 0, []
+    V, squares, count, entries = run.strategy.item_factors, 0.0, 0, []
     phi = ITEMS * np.abs(V).sum()
     for i in range(P):
         taken = run.strategy.membership.last_accepted[i] > 0

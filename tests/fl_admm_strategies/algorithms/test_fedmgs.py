@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -12,15 +10,8 @@ from fl_admm_strategies import FedMGS, SquaredL2
 from fl_admm_strategies.algorithms.fedmgs import CURVATURE
 from fl_admm_strategies.runtime.messages.records import RawReply, Reply
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.support.ratings import RatingsRun, dense, worked_example
+from tests.support.ratings import RatingsRun, worked_example
 from tests.support.refusals import refused
-
-GAMMA, LAM = 0.2, 0.3
-
-
-def federation(**settings: Any) -> RatingsRun:
-    options = {"user_steps": 3, "fraction_train": 0.4, "seed": 1} | settings
-    return RatingsRun(FedMGS(SquaredL2(GAMMA), **options), SquaredL2(LAM), kind=FedMGSClient)
 
 
 def test_the_worked_example() -> None:
@@ -39,43 +30,11 @@ def test_the_worked_example() -> None:
     np.testing.assert_allclose(users, expected, rtol=0, atol=1e-8)
 
 
-def test_the_trajectory_is_that_of_the_formulas_with_old_gradients_of_those_that_sat_out() -> None:
-    run = federation()
-    V = run.first["item-factors"]
-    U = {i: run.first_users(i) for i in run.train}
-    data = {i: dense(own) for i, own in run.train.items()}
-
-    def error(i: int) -> Any:
-        values, mask = data[i]
-        return mask * (U[i] @ V - values)
-
-    def curvature(i: int) -> Any:
-        return np.linalg.eigvalsh(U[i].T @ U[i])[-1]
-
-    G = {i: U[i].T @ error(i) for i in U}  # at (U^0, V^0), from the handshake
-    L = {i: curvature(i) for i in U}
-    for k in range(1, 7):
-        sampled = run.round(k)
-        assert len(sampled) == 2
-        for i in sampled:
-            c = np.linalg.eigvalsh(V @ V.T)[-1]
-            for _ in range(3):
-                U[i] = U[i] - (error(i) @ V.T + LAM * U[i]) / c
-            G[i], L[i] = U[i].T @ error(i), curvature(i)
-            loss = (error(i) ** 2).sum() / 2 / data[i][1].sum()  # f_i for each training rating
-            assert run.strategy.train_metrics[k][i]["loss"] == pytest.approx(loss)
-        mean = np.mean([*G.values()], axis=0)
-        step = 1 / (np.mean([*L.values()]) + GAMMA)
-        V = V - step * (mean + GAMMA * V)
-        found = run.strategy.global_model()["item-factors"]
-        np.testing.assert_allclose(found, V, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("reported", [{}, {CURVATURE: -1.0}, {CURVATURE: np.inf}])
 def test_a_reply_without_a_usable_curvature_is_refused_by_name(
     reported: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = federation(fraction_train=1.0)
+    run = RatingsRun(FedMGS(SquaredL2(0.2)), SquaredL2(0.3), kind=FedMGSClient)
     strategy, V = run.strategy, run.first["item-factors"]
     run.round(1)
     before = strategy.state.clients.column("gradient").copy()
