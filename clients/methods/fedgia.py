@@ -106,12 +106,13 @@ class FedGiALinearClient(GradientClient, LinearClient[FedGiAInstruction]):
         values, basis = self.problem.gram
         vectors = np.stack([dual, gradient, x])
         inside = vectors @ basis.T
-        within, beside = (
-            replace(rule, gram=False, curvature=curvature).move(Row(pi=pi), u, w)
-            for curvature, (pi, u, w) in (
-                (values, inside),
-                (self.problem.reg, vectors - inside @ basis),
-            )
-        )
+        within = moved(rule, values, inside)
+        beside = moved(rule, self.problem.reg, vectors - inside @ basis)
         self.memory.keep(config, {"dual": within.pi @ basis + beside.pi})
         return np.asarray(within.z @ basis + beside.z)
+
+
+def moved(rule: FedGiARule, curvature: Any, vectors: NDArray[np.float64]) -> Row:
+    """Return z_i and pi_i after a round, by pi_i, grad f_i(x) and x; one curvature a number."""
+    dual, gradient, x = vectors
+    return replace(rule, gram=False, curvature=curvature).move(Row(pi=dual), gradient, x)

@@ -11,15 +11,7 @@ from numpy.typing import NDArray
 from clients import FedMAvgClient
 from fl_admm_strategies import FedMAvg, FedMGS, L1Norm, SquaredL2
 from tests.support.ratings import NUM_CLIENTS, RatingsRun, dense, worked_example
-    NUM_ITEMS,
-    RANK,
-    RatingsRun,
-    worked_example,
-)
 from tests.support.refusals import refused
-
-GAMMA, LAM = 0.2, 0.3
-OF_V = RANK * NUM_ITEMS * 8  # bytes
 
 
 def users(run: RatingsRun) -> NDArray[Any]:
