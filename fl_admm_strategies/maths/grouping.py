@@ -321,36 +321,6 @@ def winsorised(values: NDArray[np.float64], mads: float = 5.0) -> NDArray[np.flo
     return clipped
 
 
-def corrected(
-    training: NDArray[np.float64], optimism: float, sizes: NDArray[np.intp], num_samples: float
-) -> NDArray[np.float64]:
-    """Return a client's training losses, made comparable: plus o_i log(|G| n_i)/(2 |G|).
-
-    The samples of a client that trains on all of them pull its model towards themselves, and by
-    that its training loss is too low: where it is alone, by o_i = d_i/n_i, say. Cross-validation
-    gives o_i, as the loss of left-out samples less the training loss, whatever the loss function
-    and however early the descent ends, where d_i would need the Hessian (Takeuchi's criterion: d_i
-    is the trace of H^-1 J, for a well-specified model that has converged the number of its
-    parameters). In a group of |G| such clients one sample's pull is 1/|G| of that.
-
-    Adding o_i/|G| (Akaike's criterion) would do for groupings that are given. These are the best
-    of many by the same samples, so the penalty is Schwarz's, d_i log(N)/(2 N), N = |G| n_i.
-
-    Parameters
-    ----------
-    training : ndarray of shape (K,)
-        At the models of the client's groups.
-    optimism : float
-        o_i.
-    sizes : ndarray of shape (K,)
-        |G|, of the client's group under every grouping.
-    num_samples : float
-        n_i.
-    """
-    penalty: NDArray[np.float64] = optimism * np.log(sizes * num_samples) / (2 * sizes)
-    return training + penalty
-
-
 def group_means(vectors: NDArray[Any], labels: Labels) -> NDArray[Any]:
     """Return the mean of every group's vectors, shape (L, d)."""
     group_of = np.array(labels)

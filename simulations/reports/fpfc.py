@@ -143,10 +143,9 @@ def _how_found(run: Finished, found: FPFCDiagnostics) -> list[str]:
         f"{count} ({loss:.3g}{', taken' if k == search.chosen else ''})"
         for k, (count, loss) in enumerate(zip(search.num_groups, search.losses, strict=True))
     )
-    loss = "loss on held-out data" if strategy.validation_share else "corrected training loss"
     return [
-        f"Groups tried in rounds 1 to {search.last_round}, with the mean {loss}: {tried}. "
-        f"The search sent {run.numbers_sent(search.last_round):,} numbers."
+        f"Groups tried in rounds 1 to {search.last_round}, with the mean loss on held-out data: "
+        f"{tried}. The search sent {run.numbers_sent(search.last_round):,} numbers."
     ]
 
 

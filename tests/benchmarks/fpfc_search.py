@@ -3,21 +3,18 @@
     python -m tests.benchmarks.fpfc_search digits 201-230 --participation 0.5
     python -m tests.benchmarks.fpfc_search s1 201-225 --participation 0.3 --rounds 80
 
-The mathematics is the library's (`candidate_groups`, `Candidates`, `compare`, `PairwiseStore`), the
-data its loaders'; the clients are not: all of them train at once, as stacked matrices, which takes
-seconds where a federation takes minutes. Softmax and linear regression by full gradients, with the
-step sizes, epochs and initial models of the experiments. In the synthetic scenarios, whose largest
-clients hold tens of thousands of samples, a client keeps at most 320 to train and 80 to validate.
+The mathematics is the library's (`candidate_groups`, `SearchState`, `compare`,
+`PairwiseStore`), the data its loaders'; the clients are not: all of them train at once, as stacked
+matrices, which takes seconds where a federation takes minutes. Softmax and linear regression by
+full gradients, with the step sizes, epochs and initial models of the experiments. In the synthetic
+scenarios, whose largest clients hold tens of thousands of samples, a client keeps at most 320 to
+train and 80 to validate.
 With `--rounds` FPFC's own rounds follow.
 
-    python -m tests.benchmarks.fpfc_search digits 601-630 --participation 0.5 --validation none
     python -m tests.benchmarks.fpfc_search digits 601-630 --participation 0.5 --validation few
 
-`none`: nobody holds samples out, all train on them too and vote by their corrected training
-losses.
-`few`: a quarter of the clients have `FEW` samples, of which they hold one out;
-beside it, what is found without their votes. `few-corrected`: they train on all and vote by the
-corrected losses, which the library does not do.
+`few`: a quarter of the clients have `FEW` samples, of which they hold one out; beside it the groups
+that are found without their votes.
 """
 
 from __future__ import annotations
@@ -37,22 +34,25 @@ from torch import Tensor
 from clients.methods.fpfc import PARTS, error_of_mean
 from fl_admm_strategies.algorithms.fpfc.finding import (
     CUTS,
-    FOLDS,
     LONGER,
     MOST_REFITS,
     STANDARD_ERRORS,
     VOTERS,
 )
-from fl_admm_strategies.algorithms.fpfc.search import PROBE_FACTOR, REFIT_ROUNDS, lambda_between
+from fl_admm_strategies.algorithms.fpfc.search import (
+    PROBE_FACTOR,
+    REFIT_ROUNDS,
+    SearchState,
+    lambda_between,
+)
 from fl_admm_strategies.algorithms.fpfc.source import NO_FUSION, scad
 from fl_admm_strategies.algorithms.fpfc.together import RENEWAL
-from fl_admm_strategies.maths.candidates import Candidates
+from fl_admm_strategies.maths.candidates import voters as voters_of
 from fl_admm_strategies.maths.clustering import cluster_models, clusters
 from fl_admm_strategies.maths.grouping import (
     Labels,
     candidate_groups,
     compare,
-    corrected,
     holding_lambda,
     numbered,
     smallest_distance,
@@ -64,7 +64,7 @@ from simulations.data.images import digits_swap
 from simulations.data.synthetic import synthetic
 
 FEW = 4
-VALIDATIONS = ["share", "none", "few", "few-corrected"]
+VALIDATIONS = ["share", "few"]
 CHUNK = 12  # clients of like size, which share a block of samples
 
 
@@ -148,25 +148,6 @@ class Clients:
         return models
 
 
-def optimism(
-    samples: list[Samples], outputs: int, center: Tensor, descent: tuple[int, float], seed: int
-) -> NDArray[np.float64]:
-    """Return what `FPFCClient` reports with its probe: cross-validated less training loss."""
-    draw = np.random.default_rng(seed)
-    folds = [torch.from_numpy(draw.permutation(len(y)) % FOLDS) for _, y in samples]
-    whole = Clients(samples, outputs)
-    found = -whole.loss(whole.descend(center, *descent))[0]
-    for fold in range(FOLDS):
-        kept, left = (
-            [(x[own], y[own]) for (x, y), own in zip(samples, rows, strict=True)]
-            for rows in ([f != fold for f in folds], [f == fold for f in folds])
-        )
-        made = Clients(kept, outputs).descend(center, *descent)
-        share = torch.tensor([len(one[1]) / len(f) for one, f in zip(left, folds, strict=True)])
-        found += share[:, None] * Clients(left, outputs).loss(made)[0]
-    return found[:, 0].double().numpy()
-
-
 def errors_of_differences(
     samples: list[Samples], outputs: int, models: Tensor
 ) -> NDArray[np.float64]:
@@ -204,16 +185,10 @@ def study(
         part = most * 16 // 100
         held_out.append((client.validation[0][:part], client.validation[1][:part]))
     few = np.zeros(m, dtype=bool)
-    if validation == "none":
-        train = [
-            (torch.cat([x, u]), torch.cat([y, v]))
-            for (x, y), (u, v) in zip(train, held_out, strict=True)
-        ]
-    if validation.startswith("few"):
+    if validation == "few":
         few[np.random.default_rng(10**6 + seed).permutation(m)[: m // 4]] = True
-        keep = FEW - 1 if validation == "few" else FEW
         for i in np.flatnonzero(few):
-            train[i] = train[i][0][:keep], train[i][1][:keep]
+            train[i] = train[i][0][: FEW - 1], train[i][1][: FEW - 1]
             held_out[i] = held_out[i][0][:1], held_out[i][1][:1]
     trained, scored = Clients(train, outputs), Clients(held_out, outputs)
     generator = torch.Generator().manual_seed(seed)
@@ -240,32 +215,24 @@ def study(
     probes = trained.descend(center, PROBE_FACTOR * epochs, lr)
     tried = candidate_groups((probes - center).reshape(m, -1).numpy(), CUTS)
     flat = dict(enumerate(probes.flatten(1).numpy()))
-    candidates = Candidates(range(m), tried, np.stack(list(flat.values())))
-    voters, corrects = list(range(m)), validation in ("none", "few-corrected")
+    state, voters = SearchState(), list(range(m))
+    state.try_groupings(range(m), tried, np.stack(list(flat.values())))
     if are_many:
-        voters = candidates.voters(np.random.default_rng(seed).permutation(m).tolist(), VOTERS)
-    own = np.flatnonzero(few) if few.any() else np.arange(m)  # who votes by training losses
-    if corrects:
-        some, descent = [train[i] for i in own], (PROBE_FACTOR * epochs, lr)
-        o = optimism(some, outputs, center[own], descent, seed)
+        in_turn = np.random.default_rng(seed).permutation(m).tolist()
+        voters = voters_of(state.labels, in_turn, VOTERS)
 
     def of_clients() -> Tensor:
-        models = np.stack([np.stack(candidates.models_of(i)) for i in range(m)])
+        models = np.stack([state.models[state.labels[i]] for i in range(m)])
         return torch.from_numpy(models).reshape(m, -1, outputs, features)
 
     def refit(some: Tensor) -> None:
         made = trained.only(some).descend(of_clients()[some], epochs, lr)
-        candidates.refit(dict(zip(some.tolist(), made.flatten(2).numpy(), strict=True)))
+        state.refit(dict(zip(some.tolist(), made.flatten(2).numpy(), strict=True)))
 
     def scores() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         losses = scored.loss(of_clients())[0].double().numpy()
         training = trained.loss(of_clients())[0].double().numpy()
         errors = errors_of_differences(held_out, outputs, of_clients())
-        if corrects:
-            errors[own] = np.nan
-            for i, o_i in zip(own, o, strict=True):
-                sizes = np.array([labels.count(labels[i]) for labels in tried])
-                losses[i] = corrected(training[i], o_i, sizes, len(train[i][1]))
         return losses, errors, training
 
     for _ in range(0 if are_many else REFIT_ROUNDS):
@@ -280,7 +247,7 @@ def study(
             break
         coarser = losses[:, :-1], errors[:, :-1, :-1], groups[:, :-1]
         kept = [compare(*coarser, STANDARD_ERRORS, training[:, :-1]).chosen, len(tried) - 1]
-        candidates.keep(kept)
+        state.keep(kept)
         tried, refits = [tried[k] for k in kept], refits + LONGER
         for _ in range(LONGER):
             refit(active())
@@ -289,7 +256,7 @@ def study(
     )
     of_voters = tried[with_many.chosen]
     labels = tried[found.chosen]
-    starts = np.stack([candidates.models_of(i)[found.chosen] for i in range(m)])
+    starts = np.stack([state.models[state.labels[i][found.chosen]] for i in range(m)])
     gradients = trained.loss(of_clients())[1][:, found.chosen].flatten(1)
     needed = holding_lambda(labels, gradients.norm(dim=1).double().numpy())
     truth = numbered(np.arange(m) if data.true_clusters is None else data.true_clusters)
@@ -357,7 +324,7 @@ def main() -> None:
     ]
     right, possible, without = np.sum(results, axis=0)
     print(f"{given.data}: {right} of {len(results)}; {possible} tried it", end="")
-    print(f"; without their votes {without}" if given.validation.startswith("few") else "")
+    print(f"; without their votes {without}" if given.validation == "few" else "")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from clients import client_app
 from clients.toolkit.round.memory import Memory
 from fl_admm_strategies import InProcessGrid, made_by
-from fl_admm_strategies.messages import FPFCInstruction
+from fl_admm_strategies.algorithms.fpfc.messages import FPFCInstruction, FPFCRule
 
 TARGETS = (0.0, 0.2, 5.0, 5.3, 0.1)
 
@@ -32,12 +32,12 @@ class PointClient(NumPyClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        asked = FPFCInstruction.decode(parameters, config)
-        held = self.memory.require(config) if asked.rho and not asked.start else asked.anchor
-        omega = (asked.start or held)["omega"]
-        for _ in range(asked.local_epochs):
-            pull = asked.rho * (omega - asked.anchor["omega"])
-            omega = omega - asked.lr * (omega - self.target + pull)
+        message = FPFCInstruction.decode(parameters, config)
+        zeta, rho = message.model["omega"], FPFCRule.read(message.rule).rho
+        start = self.memory.require(config) if message.start is None else message.start
+        omega = start.get("omega", zeta)
+        for _ in range(message.local_epochs):
+            omega = omega - message.lr * (omega - self.target + rho * (omega - zeta))
         self.memory.keep(config, {"omega": omega})
         wrong = self.spoil(self.client, int(config["server-round"]))
         upload = omega if wrong is None else np.full_like(omega, wrong)

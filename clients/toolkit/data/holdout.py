@@ -34,7 +34,7 @@ def hold_out(
     split_batch : callable
         Turns a batch into (inputs, targets): says how many samples it has.
     share : float
-        Of the samples, rounded down; one at least, unless the share is 0.
+        Of the samples, in (0, 1), rounded down; one at least.
     seed : int
 
     Returns
@@ -46,7 +46,7 @@ def hold_out(
     Raises
     ------
     TooFewSamplesError
-        If the share is 0, or there is only one sample, or none.
+        If there is only one sample, or none.
     ValueError
         If the loader cannot be split.
     """
@@ -54,44 +54,6 @@ def hold_out(
     chosen = _chosen(sum(sizes), share, seed)
     chosen |= _lone(loader, sizes, ~chosen)
     return _parted(loader, sizes, ~chosen, chosen)
-
-
-def folds(
-    loader: Loader, split_batch: SplitBatch, count: int, seed: int
-) -> list[tuple[Loader, Loader]]:
-    """Split training data for cross-validation: each sample is held out once.
-
-    Parameters
-    ----------
-    loader, split_batch, seed
-        As of `hold_out`.
-    count : int
-        The number of folds; of fewer samples each is a fold of its own.
-
-    Returns
-    -------
-    list of (kept, held_out)
-        Of batches as of `hold_out`; a sample that would be left alone in one is in neither.
-
-    Raises
-    ------
-    TooFewSamplesError
-        If there is only one sample, or none.
-    ValueError
-        If the loader cannot be split.
-    """
-    sizes = _sizes(loader, split_batch)
-    num_samples = sum(sizes)
-    if num_samples < 2:
-        raise TooFewSamplesError(f"The client has {num_samples} training samples, expected 2.")
-    order = np.random.default_rng(seed).permutation(num_samples)
-    parted = []
-    for rows in np.array_split(order, min(count, num_samples)):
-        chosen = np.zeros(num_samples, dtype=np.bool_)
-        chosen[rows] = True
-        lone = _lone(loader, sizes, ~chosen)
-        parted.append(_parted(loader, sizes, ~(chosen | lone), chosen))
-    return parted
 
 
 def in_parts(loader: Loader, split_batch: SplitBatch, count: int) -> list[Any]:
@@ -170,7 +132,7 @@ def _lone(loader: Any, sizes: list[int], kept: _Rows) -> _Rows:
 
 
 def _chosen(num_samples: int, share: float, seed: int) -> _Rows:
-    count = max(math.floor(share * num_samples), 1 if share else 0)
+    count = max(math.floor(share * num_samples), 1)
     if not 0 < count < num_samples:
         raise TooFewSamplesError(
             f"The client has {num_samples} training samples, of which a share of {share:g}, and "

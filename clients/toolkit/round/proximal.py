@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from fl_admm_strategies.algorithms.shared.consensus import ProximalInstruction
 from fl_admm_strategies.maths.blocks import Arrays, Block, prefixed, spec_of, under
 
+from ..data.batches import Loader
 from ..solving.objective import LocalObjective, ProximalTerm
 from ..solving.solvers import descend_until
 from ..solving.steps import MethodSteps, Minimisation, Scalars, Steps
@@ -21,14 +22,17 @@ class ProximalClient(MirrorClient, TorchClient[Any]):
     """
 
     instruction: ClassVar[Any] = ProximalInstruction
+    block_setting: ClassVar[str] = "averaged"
+    """The setting of the strategy that says which arrays have a proximal term."""
 
     def steps(self, asked: ProximalInstruction, config: Scalars) -> MethodSteps:
         """Upload u, or the change of the client's message."""
         self.receive(asked, config)
-        self.trainable(asked.optimised, setting=f"{self.strategy.method}(averaged=...)")
+        self.trainable(asked.optimised, setting=f"{self.strategy.method}({self.block_setting}=...)")
         turn = self.turn(asked, config)
         metrics, upload, kept = yield from self.local_steps(turn)
-        kept |= prefixed(BUFFERS, turn.block.rest(upload))
+        if self.strategy.own:  # type: ignore[attr-defined]
+            kept |= prefixed(BUFFERS, turn.block.rest(upload))
         return self.end(turn, upload, kept, config), metrics
 
     def receive(self, message: Any, config: Scalars) -> None:
@@ -50,7 +54,8 @@ class ProximalClient(MirrorClient, TorchClient[Any]):
             wants_step_sum=message.wants_step_sum,
         )
         if message.tolerance is None:
-            metrics = yield Minimisation(objective, message.lr, message.local_epochs)
+            data = self.training_data(message)
+            metrics = yield Minimisation(objective, message.lr, message.local_epochs, data)
             return metrics, self.arrays(), {}
         self.refuse_own_steps(
             "the server gives a tolerance, and the accuracy test takes plain full-gradient steps",
@@ -65,6 +70,10 @@ class ProximalClient(MirrorClient, TorchClient[Any]):
             loss_weight=message.loss_weight,
         )
         return metrics | {"tolerance": message.tolerance}, self.arrays(), {}
+
+    def training_data(self, message: Any) -> Loader | None:
+        """Return what these steps train on; None: all training data."""
+        return None
 
     def moving(self, message: Any) -> list[str]:
         """Return the parameters that these steps move."""

@@ -41,7 +41,7 @@ class AsyncFPFC(FPFC):
     delay : float or callable, optional
         Simulated seconds from an instruction to its reply, also as a callable of (round that sends
         it, client id), such as `RandomDelay(high=20)`. Replies then come in the order of this
-        clock, whenever they really do, and nobody sleeps: the same seed gives the same bits on
+        clock, whenever they really do, and no process sleeps: the same seed gives the same bits on
         every engine. By default replies come when they come, so that two runs differ.
     max_staleness : int, optional
         Take in no reply after more than so many others since its client was asked: the others wait
@@ -150,5 +150,5 @@ class AsyncFPFC(FPFC):
         return self.state.source.waits_for_all
 
     def start_of(self, client: int) -> Arrays:
-        """Return omega_i always: what a client holds is not certain while it trains."""
-        return self.block.arrays(self.state.pairs.omega[self.membership.row(client)])
+        """Return omega_i always: while a client trains, its memory is not known here."""
+        return {"omega": self.state.pairs.omega[self.membership.row(client)]}

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from logging import INFO, WARNING
-from typing import ClassVar
 
 import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
 from ...maths import grouping
-from ...maths.candidates import Candidates
+from ...maths.candidates import voters
 from ...maths.checks import listing
 from ...maths.pairs import PairwiseStore
 from .messages import (
     GRADIENT_NORM,
     HELD_OUT_LOSS,
     NO_VOTE,
-    OPTIMISM,
     TRAINING_LOSS,
     HoldOutInstruction,
-    ProbeInstruction,
     ScoreInstruction,
 )
 from .search import (
     FUSION_ROUNDS,
     PROBE_FACTOR,
     REFIT_ROUNDS,
-    Everybody,
+    AllClients,
     Next,
     Stage,
     lambda_between,
@@ -40,7 +37,6 @@ from .source import Messages, Replies, Round, Vector, scad
 PROBE_ROUNDS = 3  # at most: a client that did not reply is asked again
 LONGER, MOST_REFITS = 15, 50  # where everybody was better alone: from choice to choice; in all
 VOTERS = 40  # of more clients these choose a grouping, by models that are not refitted
-FOLDS = 4
 CUTS = 3
 STANDARD_ERRORS = 1.5
 
@@ -73,22 +69,20 @@ class OneModel(Stage):
         return "Probe"
 
 
-class Probe(Everybody):
+class Probe(AllClients):
     """Every client goes from the mean on its own, for `PROBE_FACTOR` times its usual epochs.
 
     The directions in which they go give groupings that are worth a trial (`candidate_groups`).
     """
 
-    kind = ProbeInstruction
     epochs_factor = PROBE_FACTOR
-    fields: ClassVar = {"folds": FOLDS}
 
     def begin_round(self, now: Round) -> Next:
         """Form groups once all probes are in, or were asked for often enough.
 
         Not when replies come: of the last ones that are missing none may ever.
         """
-        found, missing = self.found, self.asked(now.connected)
+        found, missing = self.found, self.recipients(now.connected)
         if not found.probes or (missing and found.rounds < PROBE_ROUNDS):
             found.rounds += 1
             return None
@@ -103,7 +97,8 @@ class Probe(Everybody):
         client_ids = sorted(found.probes)
         probes = np.stack([found.probes[client] for client in client_ids])
         groupings = grouping.candidate_groups(probes - found.center, CUTS)
-        self.search.candidates, found.refits = Candidates(client_ids, groupings, probes), 0
+        found.try_groupings(client_ids, groupings, probes)
+        found.refits = 0
         log(
             INFO,
             "%s groupings of the clients are tried, of %s groups",
@@ -112,11 +107,11 @@ class Probe(Everybody):
         )
         return "Choice" if len(client_ids) > VOTERS else "Refit"
 
-    def asked(self, connected: Sequence[int]) -> list[int]:
+    def recipients(self, connected: Sequence[int]) -> list[int]:
         """Return the clients whose probes are missing."""
         return [client for client in connected if client not in self.found.probes]
 
-    def models(self, client: int) -> list[Vector]:
+    def models(self, client: int) -> Sequence[Vector]:
         """Return the mean that all set out from."""
         return [self.found.center]
 
@@ -128,23 +123,21 @@ class Probe(Everybody):
         """Keep where clients came to."""
         for client, reply in replies.items():
             (self.found.probes[client],) = self.uploads(reply)
-            if np.isfinite(optimism := reply.metrics.get(OPTIMISM, np.nan)):
-                self.found.optimism[client] = float(optimism)
         if all(NO_VOTE in reply.metrics for reply in replies.values()):
             raise RuntimeError(
-                "No client has two training samples, so nobody can say which groups suit it. Give "
+                "No client has two training samples, so none can say which groups suit it. Give "
                 "the clients more samples or a validation_loader, or FPFC a penalty instead of "
                 "'auto'."
             )
         return None
 
 
-class Trying(Everybody):
+class Trying(AllClients):
     """A stage on the groupings that are tried."""
 
     def begin_round(self, now: Round) -> Next:
-        """Go back to the probes where all that had a place have left."""
-        if self.search.candidates.labels:
+        """Go back to the probes where all clients that had a place have left."""
+        if self.found.labels:
             return None
         self.found.center = self.fpfc.state.pairs.omega.mean(axis=0)
         return "Probe"
@@ -166,25 +159,24 @@ class Refit(Trying):
         return super().begin_round(now)
 
     def messages(self, now: Round) -> Messages:
-        """Ask everybody at first; later who is sampled, if one of them has a place."""
-        if self.found.refits >= REFIT_ROUNDS and self.asked(now.sampled):
+        """Ask all clients at first; later the sampled ones, if one of them has a place."""
+        if self.found.refits >= REFIT_ROUNDS and self.recipients(now.sampled):
             now.connected = list(now.sampled)
         return super().messages(now)
 
     def take(self, server_round: int, replies: Replies) -> Next:
-        """Set every group's model to the mean of what its clients made of it."""
-        candidates = self.search.candidates
-        placed = {c: reply for c, reply in replies.items() if c in candidates.labels}
-        candidates.refit({c: np.stack(self.uploads(reply)) for c, reply in placed.items()})
-        self.found.refits += 1
-        longer = self.found.refits - REFIT_ROUNDS
+        """Refit the groups' models; compare them after some rounds."""
+        found = self.found
+        placed = {client: reply for client, reply in replies.items() if client in found.labels}
+        found.refit({client: self.uploads(reply) for client, reply in placed.items()})
+        found.refits += 1
+        longer = found.refits - REFIT_ROUNDS
         return "Choice" if longer >= 0 and longer % LONGER == 0 else None
 
 
 class Choice(Trying):
-    """Every client measures its groups' models, and one grouping is taken.
+    """Every client measures its groups' models on held-out samples, and one grouping is taken.
 
-    On data that it has held out so far, or on its training data, with a correction (`corrected`).
     The grouping with the fewest groups is taken to which no finer one is clearly preferred; see
     `compare`.
     """
@@ -192,21 +184,21 @@ class Choice(Trying):
     kind = ScoreInstruction
     epochs_factor = 0
 
-    def asked(self, connected: Sequence[int]) -> list[int]:
-        """Return who is to vote, drawn by the clients' seeds where they are many."""
-        clients = super().asked(connected)
+    def recipients(self, connected: Sequence[int]) -> list[int]:
+        """Return the clients that vote, drawn by the clients' seeds where there are many."""
+        clients = super().recipients(connected)
         if len(clients) <= VOTERS:
             return clients
         seeds = self.fpfc.run.sampling.client_seeds(clients, 0)
         in_turn = sorted(clients, key=seeds.__getitem__)
-        return sorted(self.search.candidates.voters(in_turn, VOTERS))
+        return sorted(voters(self.found.labels, in_turn, VOTERS))
 
     def take(self, server_round: int, replies: Replies) -> Next:
-        """Choose by those who replied, set lambda, and let the pairs start from the groups."""
-        found, candidates, count = self.found, self.search.candidates, len(self.search.candidates)
-        labels = np.stack(list(candidates.labels.values()))
+        """Choose by the replies, set lambda, and let the pairs start from the groups."""
+        found, labels = self.found, np.stack(list(self.found.labels.values()))
+        count = labels.shape[1]
         num_groups = np.array([len(np.unique(column)) for column in labels.T])
-        scores = self._scores(labels, replies)
+        scores = self._scores(count, replies)
         voted = ~np.isnan(scores[:, 0]).all(axis=1)
         losses, training, errors = scores[voted, 0], scores[voted, 2], scores[voted, 3:]
         best = grouping.compare(losses, errors, labels[voted], STANDARD_ERRORS, training)
@@ -214,52 +206,39 @@ class Choice(Trying):
         if is_alone and 0 < found.refits < MOST_REFITS:
             coarser = losses[:, :-1], errors[:, :-1, :-1], labels[voted, :-1]
             other = grouping.compare(*coarser, STANDARD_ERRORS, training[:, :-1])
-            candidates.keep([other.chosen, count - 1])
+            found.keep([other.chosen, count - 1])
             return "Refit"
         groups = labels[:, best.chosen]
-        b = grouping.smallest_distance(candidates.models[best.chosen][np.unique(groups)])
+        b = grouping.smallest_distance(found.models[np.unique(groups)])
         norms = scores[:, 1, best.chosen]
         needed = grouping.holding_lambda(grouping.numbered(groups), norms)
-        rho = self.fpfc.state.pairs.rho
-        found.table = np.stack([num_groups, best.means, best.against])
+        pairs, clients = self.fpfc.state.pairs, self.fpfc.state.clients
+        found.num_groups, found.losses, found.against = num_groups, best.means, best.against
         found.chosen, found.smallest_distance, found.lam_needed = best.chosen, b, needed
-        found.lam = lambda_between(b, needed, rho)
+        found.lam = lambda_between(b, needed, pairs.rho)
         found.last_round = server_round
-        found.groups = dict(zip(candidates.labels, groups.tolist(), strict=True))
-        found.norms = dict(zip(candidates.labels, norms.tolist(), strict=True))
+        found.groups = dict(zip(found.labels, groups.tolist(), strict=True))
+        found.norms = dict(zip(found.labels, norms.tolist(), strict=True))
         log(INFO, "round %s: groups found: %s", server_round, num_groups[best.chosen])
         # theta_ij = omega_i - omega_j, v_ij = 0: every pair is plain.
-        self.fpfc.state.pairs = PairwiseStore(self._start(), scad(found.lam), rho)
+        omega = [
+            found.models[found.groups[c]] if c in found.groups else found.center
+            for c in clients.ids
+        ]
+        self.fpfc.state.pairs = PairwiseStore(np.stack(omega), scad(found.lam), pairs.rho)
+        clients.column("moved_in")[:] = server_round
         return "Reprobe"
 
-    def _scores(self, labels: NDArray[np.int64], replies: Replies) -> NDArray[np.float64]:
-        """Return what clients report, shape (clients, 3 + K, K).
+    def _scores(self, count: int, replies: Replies) -> NDArray[np.float64]:
+        """Return what clients report of K groupings, shape (clients, 3 + K, K).
 
         Losses, gradient norms, training losses, the standard errors of the losses' differences; NaN
         of a client that did not reply.
         """
-        count = labels.shape[1]
-        sizes = np.stack([np.bincount(column)[column] for column in labels.T], axis=1)
-        scores = np.full((len(labels), 3 + count, count), np.nan)
-        for place, client in enumerate(self.search.candidates.labels):
-            if (reply := replies.get(client)) is None:
-                continue
-            held_out, training, norms = (
-                reported(reply, name, count)
-                for name in (HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM)
-            )
-            errors = loss_errors(reply, HELD_OUT_LOSS, count)
-            if client in self.found.optimism:
-                optimism = self.found.optimism[client]
-                held_out = grouping.corrected(training, optimism, sizes[place], reply.num_examples)
-            scores[place] = np.vstack([held_out, norms, training, errors])
+        scores = np.full((len(self.found.labels), 3 + count, count), np.nan)
+        for place, client in enumerate(self.found.labels):
+            if (reply := replies.get(client)) is not None:
+                names = (HELD_OUT_LOSS, GRADIENT_NORM, TRAINING_LOSS)
+                values = [reported(reply, name, count) for name in names]
+                scores[place] = np.vstack([*values, loss_errors(reply, HELD_OUT_LOSS, count)])
         return scores
-
-    def _start(self) -> Vector:
-        """Return the omega_i that groups start from: alpha_l, or the mean that all set out from."""
-        candidates, chosen = self.search.candidates, self.found.chosen
-        omega = np.tile(self.found.center, (len(self.fpfc.state.clients), 1))
-        for row, client in enumerate(self.fpfc.state.clients.ids):
-            if client in candidates.labels:
-                omega[row] = candidates.models_of(client)[chosen]
-        return omega

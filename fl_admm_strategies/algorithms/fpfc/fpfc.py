@@ -33,14 +33,14 @@ from ...maths.clienttable import ClientTable, Row
 from ...maths.clustering import cluster_models
 from ...maths.pairs import PairwiseStore
 from ...maths.penalties import L1, MCP, Penalty
-from ...runtime.algorithm import Handshake, MembersChange, OnClient
+from ...runtime.algorithm import MembersChange, OnClient
 from ...runtime.messages.records import ClientInstruction, Reply, to_array_record
 from ...runtime.messages.schema import Instructions
 from ...runtime.trust.limit import UploadLimit
 from ..shared.base import OwnBuffers
 from . import finding, recheck, together  # noqa: F401 (the stages of a search)
 from .diagnostics import FPFCDiagnostics, diagnose
-from .messages import CLUSTER_FIRST, KINDS, MEAN_DUAL, LateInstruction, PathQuestion
+from .messages import CLUSTER_FIRST, KINDS, MEAN_DUAL, LateInstruction
 from .newcomers import FPFCNewcomers
 from .path import LambdaPath, PathProgress
 from .search import GroupSearch
@@ -70,7 +70,7 @@ class FPFC(FusionStrategy):
         6.4.3, E.2.5), `GrowingEpochs` for growing workloads (section 6.4.4).
     clustered : str, optional
         Regular expression searched in the names of the arrays: the block omega_i that is clustered.
-        The other arrays are shared: trained by everybody without the proximal term and averaged
+        The other arrays are shared: trained by all clients without the proximal term and averaged
         over the participants, weighted by their examples (section 6.1; the paper leaves the
         weights open). By default everything is clustered.
     nu : float, optional
@@ -80,9 +80,8 @@ class FPFC(FusionStrategy):
     consensus_rounds : int (default: 20)
         With "auto": rounds in which all clients train one model, before they part.
     validation_share : float (default: 0.2)
-        The share of its samples that a client holds out unless it has a ``validation_loader``: with
-        "auto" until the groups are found, on a path of lambdas always. With "auto" it may be 0:
-        then clients compare groups by their training losses, corrected by cross-validation.
+        The share of its samples, below 1, that a client holds out unless it has a
+        ``validation_loader``: with "auto" until the groups are found, on a path of lambdas always.
     report_diagnostics : bool (default: False)
         Let clients that evaluate report two gradient norms as well, which costs each two passes
         over its training data; see `diagnostics()`.
@@ -122,11 +121,6 @@ class FPFC(FusionStrategy):
         if self.validation_share == 1:
             raise ValueError("validation_share is 1, expected less. Nothing is left to train on.")
         if isinstance(self.penalty, LambdaPath):
-            if self.validation_share == 0:
-                raise ValueError(
-                    "validation_share is 0, but a LambdaPath is chosen by held-out samples. Give "
-                    "it a share above 0."
-                )
             self.penalty.check(self.rho)
         elif self.penalty == "auto" or callable(getattr(self.penalty, "prox_scale", None)):
             self._kind_of_penalty.check(self.rho)
@@ -168,22 +162,21 @@ class FPFC(FusionStrategy):
         """Start with omega_i = omega^0 for every client and theta = v = 0."""
         self.block = Block.named("clustered", self._pattern, arrays, self.trained)
         self.buffers = OwnBuffers(arrays, self.trained)
-        self._warned = False
-        source = self._source(arrays)
+        source = self._source()
         omega = np.tile(self.block.vector(arrays), (self.membership.num_initial, 1))
-        columns = {**self.buffers.column(arrays), **source.columns}
+        clients = ClientTable(num_examples=0.0, moved_in=0, **self.buffers.column(arrays))
         return FPFCState(
             source,
             PairwiseStore(omega, source.penalty, self.rho),
             self.block.rest(arrays),
-            ClientTable(num_examples=0.0, **columns),
+            clients,
         )
 
-    def _source(self, arrays: Arrays) -> PenaltySource:
-        """Return where the penalty of a run from this model comes from."""
+    def _source(self) -> PenaltySource:
+        """Return where the penalty of a run comes from."""
         self.run.limit = UploadLimit(self, self.max_norm or math.inf)
         if isinstance(self.penalty, LambdaPath):
-            return PathProgress(self, self.penalty, arrays)
+            return PathProgress(self, self.penalty)
         if self.penalty != "auto":  # a penalty holds far clients off by itself
             return FixedPenalty(self, self.penalty)
         if self.max_norm is None:
@@ -202,20 +195,15 @@ class FPFC(FusionStrategy):
         return not self.state.source.waits_for_all
 
     def _is_late(self, sent: ClientInstruction) -> bool:
-        """Return whether an upload is where a client came to on its own, and moves nobody else."""
+        """Return whether an upload is that of a client that trained alone, and moves no other."""
         return sent.config.get("task") == LateInstruction.__name__
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Start with the mean of the buffers."""
         return self.buffers.column(self.state.averaged_arrays)
 
-    def handshake(self, client_ids: Sequence[int]) -> Handshake[PathQuestion] | None:
-        """Ask what the source of the penalty must know of clients."""
-        questions = self.state.source.handshake_instructions(client_ids)
-        return Handshake(questions) if questions else None
-
     def train_instructions(self, server_round: int, client_ids: Sequence[int]) -> Messages:
-        """Send what the source of the penalty asks: in FPFC's own rounds zeta_i, and phi."""
+        """Send the messages of the penalty's source: in FPFC's own rounds zeta_i, and phi."""
         return self.state.source.messages(Round(self, server_round, client_ids))
 
     def upload_spec(self) -> Spec:
@@ -231,12 +219,17 @@ class FPFC(FusionStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in the new omega_i, then theta and v of every pair with an active client."""
         state = self.state
+        are_models = state.source.upload_spec() is None
         for client, reply in replies.items():
-            state.clients[client].num_examples = reply.num_examples
-        if state.source.upload_spec() is None:  # the uploads are models
+            row = state.clients[client]
+            row.num_examples = reply.num_examples
+            if not are_models:
+                row.moved_in = server_round  # the upload is not omega_i
+        if are_models:
             rows = [self.membership.row(client) for client in replies]
             omega = np.stack([self.block.vector(reply.arrays) for reply in replies.values()])
-            state.source.take_models(rows, omega)
+            moved = state.source.take_models(rows, omega)
+            state.clients.column("moved_in")[moved] = server_round
             state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
             for client, reply in replies.items():
                 self.buffers.keep(state.clients[client], reply.arrays)
@@ -251,6 +244,7 @@ class FPFC(FusionStrategy):
             self.state.pairs.add(change.rows, np.tile(self.state.mean, (len(change.rows), 1)))
         elif change.left:
             self.state.pairs.remove(change.rows)
+            self.state.source.remove(change.left)
 
     # ------------------------------------------------------------------------------------------
     # Models and clusters
@@ -268,14 +262,14 @@ class FPFC(FusionStrategy):
         """
         pairs, labels = self.state.pairs, self.state.source.labels()
         rows = [self.membership.row(client) for client in client_ids]
-        alpha, everybody = self._cluster_models(labels), self.global_model()
+        alpha, global_model = self._cluster_models(labels), self.global_model()
         duals = pairs.mean_dual(rows) if self.report_diagnostics else None
         instructions = {}
         for place, (client, row) in enumerate(zip(client_ids, rows, strict=True)):
             models = {
                 "personal": self.personal(pairs.omega[row], client),
                 "cluster": alpha[labels[row]],
-                "global": everybody,
+                "global": global_model,
             }
             groups = {kind: models[kind] for kind in self.kinds}
             if duals is not None:
@@ -313,15 +307,20 @@ class FPFC(FusionStrategy):
         """
         self._need_state()
         source = self.state.source
-        if source.is_searching and not self._warned:
-            self._warned = True
-            log(WARNING, "%s", source.too_short(self.last_round))
+        if source.is_searching:
+            log(
+                WARNING,
+                "After round %s lambda is still searched for, so the clusters are not final. If "
+                "the run is over, give start() a larger num_rounds, or FPFC fewer "
+                "consensus_rounds or a penalty of your own",
+                self.last_round,
+            )
         return source.labels(nu)
 
     def cluster_arrays(self, nu: float | None = None) -> list[ArrayRecord]:
         """Return the model of every cluster: alpha_l = sum n_i omega_i / sum n_i over its clients.
 
-        A client that has not taken part yet has no n_i and counts only where nobody has.
+        A client that has not taken part yet has no n_i; it counts where all members have none.
         """
         complete = self.run.layout.complete
         return [to_array_record(complete(m)) for m in self._cluster_models(self.clusters(nu))]

@@ -1,15 +1,20 @@
-"""What `FPFC` sends, a dataclass for each stage; the method itself is in `fpfc`."""
+"""What `FPFC` sends, a dataclass for each stage, and the rule of its rounds.
+
+The method itself is in `fpfc`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self, get_args
+from dataclasses import dataclass
+from typing import Any
 
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays
 from ...runtime.messages.schema import Instruction
+from ..shared.consensus import ProximalInstruction
+from ..shared.rule import Row, Rule
 
 KINDS = {
     "personal": "personal model",
@@ -27,13 +32,11 @@ HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", 
 ERROR = "error"
 """``LOSS-error-J-K`` is the standard error of the difference of two losses."""
 
-OPTIMISM, NO_VOTE = "optimism", "held-out-none"
-"""Metrics of a probe whose client holds nothing out: by how much its training loss is too low; or,
-where it has one sample, that it takes no part in the choice."""
+NO_VOTE = "held-out-none"
+"""The metric of a probe of a client with one sample, which takes no part in the choice."""
 
 VALIDATION = "validation"
 """``validation-METRIC``: the metric of a path of lambdas, on held-out samples."""
-
 
 MEAN_DUAL = "mean-dual"
 """The group of an evaluation with (1/m) sum_j v_ij, for the two gradient norms that follow."""
@@ -41,129 +44,133 @@ STATIONARITY, CLUSTER_GRADIENT = "stationarity", "cluster-gradient-norm"
 
 
 @dataclass(frozen=True)
-class FPFCMessage(Instruction):
-    """Base of the messages for training; `task` is the name of the class."""
+class FPFCRule(Rule):
+    """A client's row is omega_i; it is pulled to w, which is zeta_i, by rho."""
 
-    task: str = field(default="", kw_only=True)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "task", type(self).__name__)
+    rho: float
 
     @classmethod
-    def decode(cls, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Self:
-        """Read a message of the class that it names."""
-        kind: Any = _TASKS.get(config.get("task", ""), cls)
-        found: Self = Instruction.decode.__func__(kind, parameters, config)  # type: ignore[attr-defined]
-        return found
+    def keeps(cls, published: bool) -> dict[str, int]:
+        """Return that omega_i begins at w."""
+        return {"omega": 1}
+
+    def pull(self, row: Row, w: Any) -> tuple[Any, float]:
+        """Return zeta_i and rho (5)."""
+        return w, self.rho
+
+    def start(self, row: Row, w: Any) -> Any:
+        """Return omega_i: (5) goes on from the last iterate."""
+        return row.omega
+
+    def move(self, row: Row, u: Any, w: Any) -> Row:
+        """Return omega_i = u."""
+        return Row(omega=u)
 
 
-@dataclass(frozen=True)
-class FPFCInstruction(FPFCMessage):
-    """A round of FPFC: zeta_i and the shared arrays; omega_i where the client may not hold it.
+@dataclass(frozen=True, kw_only=True)
+class FPFCInstruction(ProximalInstruction):
+    """A round of FPFC: zeta_i, the shared arrays and the rule.
 
-    With rho = 0 and without `start` the client begins at the anchor: at its group's model, say.
+    `start` has omega_i where the client may not hold it, and no array for a client that begins at
+    `model`. With rho = 0 there is no pull.
     """
 
-    anchor: Arrays
-    start: Arrays | None
-    lr: float
-    local_epochs: int
-    rho: float
-    clustered: list[str]
+    task: str = "FPFCInstruction"
+    duals: str = "strategy"
+    wants_step_sum: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HoldOutInstruction(FPFCInstruction):
     """A round in which the client holds out a share of its samples, drawn by a seed of its own."""
 
+    task: str = "HoldOutInstruction"
     held_out: float
     held_out_seed: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PathInstruction(HoldOutInstruction):
     """A round on a path of lambdas: the client measures its upload on the samples held out."""
 
+    task: str = "PathInstruction"
     monitor: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LateInstruction(HoldOutInstruction):
     """A client comes after the search: it trains alone, and measures the groups' models.
 
     They are ``K/NAME``.
     """
 
+    task: str = "LateInstruction"
     groups: Arrays | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NewcomerInstruction(FPFCInstruction):
     """A client that is new after the run: only the clustered block is trained."""
 
+    task: str = "NewcomerInstruction"
 
-@dataclass(frozen=True)
-class TrialInstruction(FPFCMessage):
+
+@dataclass(frozen=True, kw_only=True)
+class TrialInstruction(Instruction):
     """Train the clustered blocks of several models, one after another, without a pull.
 
-    The first model is the anchor; `more` has the blocks of the others, ``K/NAME``, as the upload
-    has those of all.
+    `model` is the first; `more` has the blocks of the others, ``K/NAME``, as the upload has those
+    of all.
     """
 
-    anchor: Arrays
+    task: str = "TrialInstruction"
+    model: Arrays
     more: Arrays | None
     num_models: int
     lr: float
     local_epochs: int
-    clustered: list[str]
+    optimised: list[str]
     held_out: float
     held_out_seed: int
 
-    def blocks(self) -> Arrays:
-        """Return the blocks of all models."""
-        first = {f"0/{name}": self.anchor[name] for name in self.clustered}
-        return first | (self.more or {})
 
-
-@dataclass(frozen=True)
-class ProbeInstruction(TrialInstruction):
-    """Train from one model; a client that holds nothing out cross-validates, in so many folds."""
-
-    folds: int
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoreInstruction(TrialInstruction):
     """Measure the models in place of training them."""
 
+    task: str = "ScoreInstruction"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class RecheckInstruction(ScoreInstruction):
     """Measure them on all training samples too, with the errors of all differences."""
 
-
-AnyMessage = (
-    FPFCInstruction
-    | HoldOutInstruction
-    | PathInstruction
-    | LateInstruction
-    | NewcomerInstruction
-    | TrialInstruction
-    | ProbeInstruction
-    | ScoreInstruction
-    | RecheckInstruction
-)
-_TASKS: dict[str, type[AnyMessage]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
+    task: str = "RecheckInstruction"
 
 
-@dataclass(frozen=True)
-class PathQuestion(Instruction):
-    """The handshake of a path of lambdas: whether the client can measure what is monitored."""
+AnyMessage = FPFCInstruction | TrialInstruction
+_TASKS: dict[str, type[AnyMessage]] = {
+    kind.__name__: kind
+    for kind in (
+        FPFCInstruction,
+        HoldOutInstruction,
+        PathInstruction,
+        LateInstruction,
+        NewcomerInstruction,
+        TrialInstruction,
+        ScoreInstruction,
+        RecheckInstruction,
+    )
+}
 
-    nothing: Arrays
-    held_out: float
-    held_out_seed: int
-    monitor: str
+
+class FPFCMessage(Instruction):
+    """The messages for training: `task` is the name of a message's class."""
+
+    @classmethod
+    def decode(cls, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Any:
+        """Read a message of the class that it names."""
+        return _TASKS.get(config.get("task", ""), FPFCInstruction).decode(parameters, config)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from .messages import (
     KINDS,
     TRAINING_LOSS,
     FPFCQuestion,
+    FPFCRule,
     NewcomerInstruction,
 )
 from .search import reported
@@ -186,12 +187,12 @@ class FPFCNewcomers(StatefulStrategy):
             anchor = row.omega if free else self._zeta(row)
             holds_it = self.membership.has_current_state(client)
             instructions[client] = NewcomerInstruction(
-                anchor=self._personal(anchor, client),
-                start=None if holds_it else self._block.arrays(row.omega),
+                model=self._personal(anchor, client),
+                start=None if holds_it else {"omega": row.omega},
                 lr=rate_in(server_round, self.lr),
                 local_epochs=epochs_in(server_round, client, self.local_epochs),
-                rho=0.0 if free else self.rho,
-                clustered=self._block.names,
+                rule=FPFCRule(True, 0.0 if free else self.rho).text(),
+                optimised=self._block.names,
             )
         return instructions
 

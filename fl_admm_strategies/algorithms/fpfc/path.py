@@ -1,16 +1,15 @@
-"""`FPFC` along a grid of lambdas in one run: the warm-up tuning of its paper, and the separate one.
+"""`FPFC` along a grid of lambdas in one run: the warm-up tuning of its paper.
 
-Warm-up (section 4.3): the run begins with the smallest lambda, goes on with the next when the
-validation metric has come to rest, and from where it is; the first lambda that is worse than the
-one before is taken back, and the run ends with the one before. Separate: every lambda from the
-initial model, as long as the others, and then the best. See docs/methods/fpfc.md, "A path of
-lambdas" and P7.
+Section 4.3: the run begins with the smallest lambda, goes on with the next when the validation
+metric has come to rest, and from where it is; the first lambda that is worse than the one before is
+taken back, and the run ends with the one before. See docs/methods/fpfc.md, "A path of lambdas" and
+P7.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from logging import INFO
 from typing import Any, Literal
@@ -19,15 +18,13 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, prefixed, under
+from ...maths.blocks import prefixed, under
 from ...maths.checks import Count, NotNegative, check_fields, check_not_negative
 from ...maths.pairs import PairwiseStore
 from ...maths.penalties import L1, MCP, Penalty
-from .messages import VALIDATION, PathInstruction, PathQuestion
+from .messages import VALIDATION, PathInstruction
 from .source import FusionStrategy, Messages, PenaltySource, Replies, Round, Variables, scad
 
-LABELS = "path_labels"
-"""The column of the clients' table with the cluster at every lambda; `VALIDATION` is another."""
 _WORST = 1e30  # in the place of a metric that is not finite, or larger
 
 
@@ -45,9 +42,6 @@ class LambdaPath:
         lambda_1 < ... < lambda_S, the first may be 0.
     fusion : {"scad", "l1", "mcp"} (default: "scad")
         The penalty: `SmoothedSCAD`, `L1` or `MCP`, its other parameters at their defaults.
-    warm : bool (default: True)
-        Begin every lambda where the last one ended (section 4.3); False: begin each at the initial
-        model, for `max_rounds` each, and end with the best.
     monitor : str (default: "loss")
         What is measured: the clients' ``loss``, or one of their ``metrics`` by name.
     better : {"lower", "higher"} (default: "lower")
@@ -63,8 +57,8 @@ class LambdaPath:
     Raises
     ------
     TypeError, ValueError
-        If the grid is empty, does not increase or has a number that is none, or another parameter
-        is out of range.
+        If the grid is empty, does not increase or has a bad number, or another parameter is out of
+        range.
 
     Examples
     --------
@@ -76,7 +70,6 @@ class LambdaPath:
 
     lams: Sequence[float]
     fusion: Literal["scad", "l1", "mcp"] = "scad"
-    warm: bool = True
     monitor: str = "loss"
     better: Literal["lower", "higher"] = "lower"
     tol: NotNegative = 1e-4
@@ -151,19 +144,19 @@ class PathState(Variables):
 
     Attributes
     ----------
+    values, last_rounds : ndarray of shape (S,)
+        See `PathTaken`.
     stage : int
         The place of the present lambda in the grid.
     rounds, calm : int
         Rounds in this stage; those at rest, the last ones in a row.
-    chosen, best : int
-        The place of the lambda that was chosen, and of the best so far; -1 before.
-    offset : int
-        See `PenaltySource`.
-    reset_round : int
-        The round after which all models were last replaced: clients hold others.
+    chosen : int
+        The place of the lambda that was chosen; -1 before.
     value : float
         The metric of the last round.
-    values, last_rounds : ndarray of shape (S,)
+    validation, kept_validation : dict of int to float
+        The metric that each client reported last; likewise, at the end of the stage before.
+    labels : dict of int to ndarray of shape (S,)
         See `PathTaken`.
     """
 
@@ -173,10 +166,10 @@ class PathState(Variables):
     rounds: int = 0
     calm: int = 0
     chosen: int = -1
-    best: int = -1
-    offset: int = 0
-    reset_round: int = 0
     value: float = np.nan
+    validation: dict[int, float] = field(default_factory=dict)
+    kept_validation: dict[int, float] = field(default_factory=dict)
+    labels: dict[int, NDArray[np.int64]] = field(default_factory=dict)
 
 
 class PathProgress(PenaltySource):
@@ -186,18 +179,16 @@ class PathProgress(PenaltySource):
     ----------
     fpfc : FusionStrategy
     path : LambdaPath
-    arrays : Arrays
-        The initial model, where every lambda begins that is not begun warm.
     """
 
-    def __init__(self, fpfc: FusionStrategy, path: LambdaPath, arrays: Arrays) -> None:
+    found: PathState
+
+    def __init__(self, fpfc: FusionStrategy, path: LambdaPath) -> None:
         super().__init__(fpfc)
         count = len(path.lams)
-        self.columns = {VALIDATION: 0.0, LABELS: np.full(count, -1)}
         self.path = path
         self.found = PathState(np.full(count, np.nan), np.zeros(count, dtype=np.int64))
-        self._first = {} if path.warm else arrays
-        self._kept: dict[str, NDArray[Any]] = {}  # the state at the end of the best stage so far
+        self._kept: dict[str, NDArray[Any]] = {}  # the state at the end of the stage before
 
     @property
     def penalty(self) -> Penalty:
@@ -205,14 +196,9 @@ class PathProgress(PenaltySource):
         return self.path.penalty_of(self.found.stage)
 
     @property
-    def offset(self) -> int:  # type: ignore[override]
-        """The rounds before this stage, where each begins anew."""
-        return self.found.offset
-
-    @property
     def is_settled(self) -> bool:
-        """Whether lambda is chosen and its model at rest, or trained as long as the others."""
-        return self.found.chosen >= 0 and (not self.path.warm or self._is_calm)
+        """Whether lambda is chosen and its model at rest."""
+        return not self.is_searching and self._is_calm
 
     @property
     def _is_calm(self) -> bool:
@@ -224,72 +210,45 @@ class PathProgress(PenaltySource):
         """Whether no lambda is chosen yet."""
         return self.found.chosen < 0
 
-    def too_short(self, last_round: int) -> str:
-        """See `PenaltySource`."""
-        return (
-            f"After round {last_round} no lambda of the path is chosen yet, and these are the "
-            f"clusters at {self.penalty.lam:g}. If the run is over, give start() a larger "
-            "num_rounds, or LambdaPath fewer max_rounds"
-        )
-
     # ------------------------------------------------------------------------------------------
     # A round
     # ------------------------------------------------------------------------------------------
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> Mapping[int, PathQuestion]:
-        """See to it that clients can say which lambda suits them."""
-        fields = self._fields(client_ids)
-        return {client: PathQuestion({}, **fields[client]) for client in client_ids}
-
-    def _fields(self, client_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-        held_out = self.fpfc.hold_out(client_ids)
-        return {client: {**held_out[client], "monitor": self.path.monitor} for client in client_ids}
-
     def messages(self, now: Round) -> Messages:
         """Ask the sampled clients for (5), and for the metric of their uploads."""
-        return now.fusion(now.sampled, PathInstruction, self._fields(now.sampled))
-
-    def holds_omega(self, client: int, last_accepted: int) -> bool:
-        """Return whether a client has uploaded its omega_i since all models were replaced."""
-        return last_accepted > self.found.reset_round
+        held_out = self.fpfc.hold_out(now.sampled)
+        fields = {c: {**held_out[c], "monitor": self.path.monitor} for c in now.sampled}
+        return now.fusion(now.sampled, PathInstruction, fields)
 
     def after_round(self, server_round: int, replies: Replies) -> None:
-        """Take in what clients measured, and go on to the next lambda if it is time to."""
-        found, path, table = self.found, self.path, self.state.clients
+        """Take in the clients' metrics, and go on to the next lambda if it is time to."""
+        found, path = self.found, self.path
         name, worst = f"{VALIDATION}-{path.monitor}", _WORST if path.better == "lower" else -_WORST
         for client, reply in replies.items():
             measured = np.nan_to_num(float(reply.metrics.get(name, np.nan)), nan=worst)
-            table[client].validation = np.clip(measured, -_WORST, _WORST)
-        # A client's model changes only where it takes part, so what it said last holds.
-        has_trained = table.column("num_examples") > 0
-        value = float(table.column(VALIDATION)[has_trained].mean())
+            found.validation[client] = float(np.clip(measured, -_WORST, _WORST))
+        # A client's model changes only where it takes part, so its last report holds.
+        value = float(np.mean([metric for _, metric in sorted(found.validation.items())]))
         is_at_rest = found.rounds > 0 and abs(value - found.value) < path.tol
         found.calm = found.calm + 1 if is_at_rest else 0
         found.value = value
         found.rounds += 1
-        is_over = found.rounds >= path.max_rounds or (path.warm and self._is_calm)
-        if found.chosen < 0 and is_over:
-            found.values[found.stage], found.last_rounds[found.stage] = value, server_round
-            table.column(LABELS)[:, found.stage] = self.labels()
+        if self.is_searching and (found.rounds >= path.max_rounds or self._is_calm):
             self._end_stage(server_round)
 
     def _end_stage(self, server_round: int) -> None:
         found, path, ended = self.found, self.path, self.found.stage
-        is_last, improves = ended == len(path.lams) - 1, self._improves()
-        if improves:
-            found.best = ended
-        if is_last or (path.warm and not improves):
-            found.chosen = found.stage = found.best
-            if found.best != ended:
-                self._put_back(server_round)
-            found.offset = 0 if path.warm else server_round - path.max_rounds
-            self._first, self._kept = {}, {}
+        found.values[ended], found.last_rounds[ended] = found.value, server_round
+        for client, label in zip(self.state.clients.ids, self.labels(), strict=True):
+            found.labels.setdefault(client, np.full(len(path.lams), -1))[ended] = label
+        if ended > 0 and path.is_better(found.values[ended - 1], found.value):
+            found.chosen = found.stage = ended - 1
+            self._put_back(server_round)
+        elif ended == len(path.lams) - 1:
+            found.chosen, self._kept = ended, {}
         else:
             found.stage += 1
-            if improves:
-                self._keep()
-            if not path.warm:
-                self._start_anew(server_round)
+            self._keep()
         if found.stage != ended:
             found.rounds = found.calm = 0
         log(
@@ -299,20 +258,8 @@ class PathProgress(PenaltySource):
             f"{path.lams[found.stage]:g}",
         )
 
-    def _improves(self) -> bool:
-        """Return whether the stage that ends is better than the best."""
-        if self.found.best < 0:
-            return True
-        best, now = self.found.values[[self.found.best, self.found.stage]]
-        if self.path.warm:  # of equal lambdas the larger, as the warm-up goes on
-            return not self.path.is_better(best, now)
-        return self.path.is_better(now, best)
-
-    # ------------------------------------------------------------------------------------------
-    # The models of another stage
-    # ------------------------------------------------------------------------------------------
-
     def _keep(self) -> None:
+        """Keep the state, to go back to it where the next lambda is worse."""
         state = self.state
         views = {
             "ids": np.array(state.clients.ids, dtype=np.uint64),
@@ -321,40 +268,29 @@ class PathProgress(PenaltySource):
             **prefixed("clients/", state.clients.state_arrays()),
         }
         self._kept = {name: array.copy() for name, array in views.items()}
+        self.found.kept_validation = dict(self.found.validation)
 
     def _put_back(self, server_round: int) -> None:
-        """Let the state be what `_keep` kept; clients that have come since stay as they are."""
-        state = self.state
-        ids, kept = state.clients.ids, self._kept["ids"].tolist()
-        self.found.reset_round = server_round
-        state.averaged_arrays = {n: a.copy() for n, a in under("shared/", self._kept).items()}
-        rows = {client: place for place, client in enumerate(kept) if client in set(ids)}
-        if not rows:  # all of them have left
-            return
+        """Let the state be the kept one; clients that have come since stay as they are."""
+        state, ids, kept = self.state, self.state.clients.ids, self._kept["ids"].tolist()
+        self.found.validation |= self.found.kept_validation
+        state.averaged_arrays = under("shared/", self._kept)
         saved = under("pairs/", self._kept)
         pairs = PairwiseStore(saved["omega"], self.penalty, state.pairs.rho)
         pairs.load_state_arrays(saved)
-        pairs.remove([place for place, client in enumerate(kept) if client not in rows])
-        new = [place for place, client in enumerate(ids) if client not in rows]
-        places = [sum(client < ids[place] for client in rows) for place in new]
-        pairs.add(places, state.pairs.omega[new])
-        state.pairs = pairs
-        here = [place for place, client in enumerate(ids) if client in rows]
-        for name, column in under("clients/", self._kept).items():
-            if name != LABELS:
-                state.clients.column(name)[here] = column[list(rows.values())]
-
-    def _start_anew(self, server_round: int) -> None:
-        """Let the state be that of a run's start."""
-        state, block = self.state, self.fpfc.block
-        self.found.reset_round = self.found.offset = server_round
-        state.averaged_arrays = {n: a.copy() for n, a in block.rest(self._first).items()}
-        omega = np.tile(block.vector(self._first), (len(state.clients), 1))
-        state.pairs = PairwiseStore(omega, self.penalty, state.pairs.rho)
-        row = self.fpfc.buffers.column(self._first)
-        for name, column in state.clients.state_arrays().items():
-            if name != LABELS:
-                column[:] = row.get(name, 0.0)
+        gone = [row for row, client in enumerate(kept) if client not in ids]
+        if len(gone) < len(kept):
+            pairs.remove(gone)
+            stayed = [client for client in kept if client in ids]
+            new = [row for row, client in enumerate(ids) if client not in kept]
+            places = np.searchsorted(stayed, [ids[row] for row in new]).tolist()
+            pairs.add(places, state.pairs.omega[new])
+            state.pairs = pairs
+            here = [ids.index(client) for client in stayed]
+            for name, column in under("clients/", self._kept).items():
+                state.clients.column(name)[here] = np.delete(column, gone, axis=0)
+        state.clients.column("moved_in")[:] = server_round
+        self._kept = {}
 
     # ------------------------------------------------------------------------------------------
     # Results and saving
@@ -362,12 +298,14 @@ class PathProgress(PenaltySource):
 
     def report(self) -> dict[str, Any]:
         """Return the `PathTaken` so far."""
-        labels, found = self.state.clients.column(LABELS).copy(), self.found
+        found, lams, ids = self.found, np.array(self.path.lams, float), self.state.clients.ids
+        unknown = np.full(len(lams), -1)
+        labels = np.array([found.labels.get(client, unknown) for client in ids])
         return {
             "path": PathTaken(
-                np.array(self.path.lams, dtype=np.float64),
+                lams,
                 self.path.lams[found.stage],
-                None if found.chosen < 0 else found.chosen,
+                None if self.is_searching else found.chosen,
                 found.values.copy(),
                 found.last_rounds.copy(),
                 labels,
@@ -376,25 +314,17 @@ class PathProgress(PenaltySource):
         }
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the variables as plain arrays."""
-        return {
-            "lams": np.array(self.path.lams, dtype=np.float64),
-            **self.found.arrays(),
-            **prefixed("first/", self._first),
-            **prefixed("kept/", self._kept),
-        }
+        """Return the variables, and the kept state, as plain arrays."""
+        lams = np.array(self.path.lams, dtype=np.float64)
+        return {"lams": lams, **super().state_arrays(), **prefixed("kept/", self._kept)}
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned."""
-        self._first, self._kept = {}, {}
-        super().load_state_arrays({n: a for n, a in arrays.items() if "/" not in n})
+        self._kept = {}
+        super().load_state_arrays({n: a for n, a in arrays.items() if not n.startswith("kept/")})
         if not np.array_equal(arrays["lams"], self.path.lams):
             raise ValueError(
                 f"The saved run goes along lams = {arrays['lams'].tolist()}, this one along "
                 f"{list(self.path.lams)}. Continue with the former."
             )
-        self.found.load(arrays)
-        self._first, self._kept = (
-            {name: np.array(array) for name, array in under(part, arrays).items()}
-            for part in ("first/", "kept/")
-        )
+        self._kept = {name: np.array(a) for name, a in under("kept/", arrays).items()}

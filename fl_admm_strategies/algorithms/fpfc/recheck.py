@@ -1,6 +1,6 @@
 """The stages of the re-check: whether the settled groups are right, and what takes their place.
 
-Two rounds, of everybody. What is compared and how it is decided is in `maths.recheck`;
+Two rounds, of all clients. What is compared and how it is decided is in `maths.recheck`;
 docs/methods/fpfc-notes.md, "The re-check", has the evidence.
 """
 
@@ -14,17 +14,16 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from ...maths.candidates import Candidates
 from ...maths.grouping import numbered
 from ...maths.pairs import PairwiseStore
 from ...maths.recheck import HALF, HELD_OUT, JOIN, STAY, Recheck
 from .messages import HELD_OUT_LOSS, TRAINING_LOSS, RecheckInstruction
-from .search import FUSION_ROUNDS, PROBE_FACTOR, Everybody, Next, loss_errors, reported
+from .search import FUSION_ROUNDS, PROBE_FACTOR, AllClients, Next, loss_errors, reported
 from .source import Replies, Round, Vector
 from .together import RECHECKS
 
 
-class Reprobe(Everybody):
+class Reprobe(AllClients):
     """Every client goes from its group's model on its own, as far as in the first probe."""
 
     epochs_factor = PROBE_FACTOR
@@ -39,17 +38,17 @@ class Reprobe(Everybody):
             return "Together"
         labels = numbered([found.groups[client] for client in ids])
         omega = self.fpfc.state.pairs.omega[[members.row(client) for client in ids]]
-        self.search.candidates = Candidates(ids, [labels], omega)
+        found.try_groupings(ids, [labels], omega)
         return None
 
     def take(self, server_round: int, replies: Replies) -> Next:
-        """Keep where clients came to; the others have no say."""
+        """Keep where clients came to; the others do not vote."""
         self.found.local = {client: self.uploads(reply)[0] for client, reply in replies.items()}
         self.search.comparison = None
         return "Judge"
 
     def end(self) -> None:
-        """Let this be the last re-check; what it went by is not needed any more."""
+        """Let this be the last re-check, and forget the probes, which no later stage needs."""
         self.found.rechecks, self.found.probes = RECHECKS, {}
 
 
@@ -61,53 +60,55 @@ class Judge(Reprobe):
 
     def begin_round(self, now: Round) -> Next:
         """Go on with the groups as they are where no client has anything to compare."""
-        if self.asked(now.connected):
+        if self.recipients(now.connected):
             return None
         self.end()
         return "Together"
 
-    def asked(self, connected: Sequence[int]) -> list[int]:
+    def recipients(self, connected: Sequence[int]) -> list[int]:
         """Return the clients that have something to compare."""
         ballot = self._comparison().ballot
         return [client for client in connected if client in self.found.local and ballot(client)]
 
-    def models(self, client: int) -> list[Vector]:
-        """Return what a client compares."""
+    def models(self, client: int) -> Sequence[Vector]:
+        """Return the models that a client compares."""
         dtype = self.fpfc.block.dtype
         return [model.astype(dtype) for _, model in self._comparison().ballot(client)]
 
     def take(self, server_round: int, replies: Replies) -> Next:
-        """Set groups by those who replied; a new one sets out from the mean of its probes."""
+        """Set groups by the replies; a new one sets out from the mean of its probes."""
         recheck, found = self._comparison(), self.found
         answers, now = _answers(recheck, list(found.local), replies)
-        # Every look at the same samples is another chance to be wrong.
+        # Each comparison on the same samples is another chance to be wrong.
         answers[1] *= np.sqrt(1 + found.rechecks)
         new = recheck.decide(answers, now)
         found.rechecks, found.rechecked = found.rechecks + 1, server_round
         if np.array_equal(new, recheck.labels):
             self.end()
         else:
-            self._regroup(recheck.labels, new)
+            self._regroup(recheck.labels, new, server_round)
             count = len(set(found.groups.values()))
             log(INFO, "round %s: groups after the re-check: %s", server_round, count)
         found.local, self.search.comparison = {}, None
         return "Together"
 
     def _comparison(self) -> Recheck:
-        """Return what clients compare, which is made once for all of them."""
+        """Return the comparison, which is made once for all clients."""
         search, local = self.search, self.found.local
         if search.comparison is None:
-            present = [search.candidates.labels[client][0] for client in local]
+            present = [self.found.labels[client][0] for client in local]
             known, labels = np.unique(present, return_inverse=True)
-            models = search.candidates.models[0][known]
+            models = self.found.models[known]
             examples = dict(zip(self.fpfc.state.clients.ids, search.examples(), strict=True))
             counts = np.array([examples[client] for client in local])
             found = self.found
             search.comparison = Recheck(labels, models, local, found.center, found.probes, counts)
         return search.comparison
 
-    def _regroup(self, before: NDArray[np.int64], new: NDArray[np.int64]) -> None:
-        """Set groups and omega_i; a client that had no say goes where most of its group go."""
+    def _regroup(
+        self, before: NDArray[np.int64], new: NDArray[np.int64], server_round: int
+    ) -> None:
+        """Set groups and omega_i; a client that did not vote goes where most of its group go."""
         state, groups, local = self.fpfc.state, self.found.groups, self.found.local
         omega = state.pairs.omega.copy()
         rows = {client: row for row, client in enumerate(state.clients.ids)}
@@ -128,23 +129,24 @@ class Judge(Reprobe):
                 if to != group:
                     omega[rows[client]], groups[client] = models[to], to
         state.pairs = PairwiseStore(omega, self.search.penalty, state.pairs.rho)
+        state.clients.column("moved_in")[:] = server_round
 
 
 def _answers(
     recheck: Recheck, clients: Sequence[int], replies: Replies
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return what `Recheck.decide` goes by, of what clients say of the models on their ballots."""
+    """Return the arguments of `Recheck.decide` by the clients' metrics of their ballots' models."""
     answers = np.full((2, len(clients), JOIN + recheck.labels.max() + 1), np.nan)
     now = np.full(len(clients), np.nan)
     for row, client in enumerate(clients):
         ballot, base = recheck.ballot(client), 0
         if (reply := replies.get(client)) is None or not ballot:
             continue
-        said = {
+        reports = {
             name: (reported(reply, name, len(ballot)), loss_errors(reply, name, len(ballot)))
             for name in (HELD_OUT_LOSS, TRAINING_LOSS)
         }
-        now[row] = said[TRAINING_LOSS][0][0]
+        now[row] = reports[TRAINING_LOSS][0][0]
         for k, (choice, _) in enumerate(ballot):
             if choice == STAY:
                 base = k
@@ -154,6 +156,6 @@ def _answers(
             if choice == HALF:
                 which[HELD_OUT] = HELD_OUT_LOSS
             for column, name in which.items():
-                losses, errors = said[name]
+                losses, errors = reports[name]
                 answers[:, row, column] = losses[base] - losses[k], errors[base, k]
     return answers, now

@@ -8,8 +8,9 @@ lambda", has the reasons and the evidence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import combinations
 from typing import Any, ClassVar, TypeAlias
 
@@ -17,9 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, Spec, prefixed, under
-from ...maths.candidates import Candidates
 from ...maths.clustering import cluster_models
-from ...maths.grouping import Labels, holding_lambda, numbered, smallest_distance, winsorised
+from ...maths.grouping import (
+    Labels,
+    group_means,
+    holding_lambda,
+    numbered,
+    smallest_distance,
+    winsorised,
+)
 from ...maths.penalties import Penalty
 from ...maths.recheck import Recheck
 from ...runtime.messages.records import Reply
@@ -46,23 +53,22 @@ FUSION_ROUNDS = 30  # at the end of a run
 MARGIN = 0.6  # of the distance of two groups: as with rho = 0.8 and more
 
 
-@dataclass(frozen=True)
+@dataclass
 class FoundGroups:
     """What the search of `FPFC` without a lambda found.
 
     Attributes
     ----------
     last_round : int
-        The last round of the search.
-    labels : dict of int to int
-        The settled group of every client that took part in the search.
+        The last round of the search; 0 before.
     num_groups : ndarray of shape (K,)
         Of every grouping in the last comparison.
     losses : ndarray of shape (K,)
-        Mean loss on the held-out data, or the corrected training loss.
+        Mean loss on the held-out data.
     against : ndarray of shape (K,)
         By how many standard errors clients prefer a grouping with more groups, at most.
     chosen : int
+        The grouping that was chosen.
     smallest_distance : float
         b, between the models of two groups as they came out of the search; NaN for one group.
     lam_needed : float
@@ -74,21 +80,20 @@ class FoundGroups:
         lambda of the pairs inside a group, which holds it; 0 before FPFC's own rounds.
     """
 
-    last_round: int
-    labels: dict[int, int]
-    num_groups: NDArray[np.int64]
-    losses: NDArray[np.float64]
-    against: NDArray[np.float64]
-    chosen: int
-    smallest_distance: float
-    lam_needed: float
-    fused_from: int
-    fused_until: int
-    lam_inside: float
+    last_round: int = 0
+    num_groups: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    against: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    chosen: int = 0
+    smallest_distance: float = 0.0
+    lam_needed: float = 0.0
+    fused_from: int = 0
+    fused_until: int = 0
+    lam_inside: float = 0.0
 
 
 @dataclass
-class SearchState(Variables):
+class SearchState(FoundGroups, Variables):
     """The variables of a search; what one stage leaves to the next is here.
 
     Attributes
@@ -97,62 +102,70 @@ class SearchState(Variables):
         The place of the present stage in `STAGES`.
     rounds : int
         Rounds in this stage: with a usable reply, or, of the probes, begun.
-    last_round : int
-        The last round of the search, once it is over.
     refits, rechecks, rechecked : int
-        How often the groupings' models were trained; how often groups were looked at again, and the
+        How often the groupings' models were trained; how often groups were compared again, and the
         round of the last time.
-    fused_from, fused_until : int
-        The round before the first of FPFC's own; the last one, where they were given up.
-    chosen : int
-        The grouping that was chosen.
-    lam, lam_inside : float
-        lambda between groups, and of the pairs inside a group, large enough to hold it.
-    smallest_distance, lam_needed : float
-        See `FoundGroups`.
+    lam : float
+        lambda between groups.
     center : ndarray of shape (d,)
         The mean that all clients set out from; empty before.
-    table : ndarray of shape (3, K)
-        Of every grouping: number of groups, mean loss, the vote against it.
-    moved : set of int
-        Clients whose omega_i has moved with their group since they uploaded it.
+    models : ndarray of shape (G, d)
+        The models of all groups of the groupings under trial.
+    labels : dict of int to ndarray of shape (K,)
+        The row in `models` of the client's group in every grouping, the coarsest first.
     probes : dict of int to ndarray of shape (d,)
         Where clients came to from the center; kept until the last re-check of the groups.
     local : dict of int to ndarray of shape (d,)
         Where they came to from their group's model, in a re-check.
-    optimism : dict of int to float
-        What clients without held-out data said of their training losses.
     norms : dict of int to float
         The gradient norms that clients reported at the models of the groups that were chosen.
     groups : dict of int to int
-        The settled group of every client that has one: what the search chose, and what became of it
+        The settled group of every client that has one: the search's choice, and what became of it
         since. Members of a group that is trained together have equal omega_i.
-    losses : dict of int to ndarray of shape (2,)
+    training_losses : dict of int to ndarray of shape (2,)
         The training losses that a client reported first and last in FPFC's own rounds.
     """
 
     stage: int = 0
     rounds: int = 0
-    last_round: int = 0
     refits: int = 0
     rechecks: int = 0
     rechecked: int = 0
-    fused_from: int = 0
-    fused_until: int = 0
-    chosen: int = 0
     lam: float = 0.0
-    lam_inside: float = 0.0
-    smallest_distance: float = 0.0
-    lam_needed: float = 0.0
     center: Vector = field(default_factory=lambda: np.zeros(0))
-    table: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 0)))
-    moved: set[int] = field(default_factory=set)
+    models: Vector = field(default_factory=lambda: np.zeros((0, 0)))
+    labels: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     probes: dict[int, Vector] = field(default_factory=dict)
     local: dict[int, Vector] = field(default_factory=dict)
-    optimism: dict[int, float] = field(default_factory=dict)
     norms: dict[int, float] = field(default_factory=dict)
     groups: dict[int, int] = field(default_factory=dict)
-    losses: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    training_losses: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+
+    def try_groupings(
+        self, clients: Sequence[int], groupings: Sequence[Labels], vectors: Vector
+    ) -> None:
+        """Begin to try groupings of clients, with the mean of its members for a group's model."""
+        means = [group_means(vectors, labels) for labels in groupings]
+        firsts = np.cumsum([0, *map(len, means[:-1])])
+        columns = np.array(groupings, dtype=np.int64).T + firsts
+        self.models = np.concatenate(means)
+        self.labels = dict(zip(clients, columns, strict=True))
+
+    def refit(self, trained: Mapping[int, Sequence[Vector]]) -> None:
+        """Set every group's model to the mean of its clients' models, all alike as in (1).
+
+        A group without a reply keeps its model.
+        """
+        members: dict[int, list[Vector]] = defaultdict(list)
+        for client, models in trained.items():
+            for row, model in zip(self.labels[client].tolist(), models, strict=True):
+                members[row].append(model)
+        for row, models in members.items():
+            self.models[row] = np.mean(models, axis=0)
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Go on with these groupings only."""
+        self.labels = {client: rows[kept] for client, rows in self.labels.items()}
 
 
 class GroupSearch(PenaltySource):
@@ -166,16 +179,15 @@ class GroupSearch(PenaltySource):
     ----------
     found : SearchState
         What the stages so far have found.
-    candidates : Candidates
-        The groupings that are tried, with their groups' models.
     comparison : Recheck or None
         What a re-check compares, made of the rest.
     """
 
+    found: SearchState
+
     def __init__(self, fpfc: FusionStrategy) -> None:
         super().__init__(fpfc)
         self.found = SearchState()
-        self.candidates = Candidates()
         self.comparison: Recheck | None = None
         # Probe and score take a round each where no reply is lost.
         self.least_rounds = fpfc.consensus_rounds + REFIT_ROUNDS + 2
@@ -187,7 +199,7 @@ class GroupSearch(PenaltySource):
 
     def _enter(self, name: str) -> None:
         self.found.stage, self.found.rounds = STAGES.index(name), 0
-        self.fpfc.run.limit.forget_norms()  # clients are asked for something else
+        self.fpfc.run.limit.forget_norms()  # uploads are of another kind
 
     # ------------------------------------------------------------------------------------------
     # The penalty and the clusters
@@ -215,24 +227,14 @@ class GroupSearch(PenaltySource):
 
     @property
     def waits_for_all(self) -> bool:
-        """Whether the present stage asks everybody."""
-        return self.is_searching or isinstance(self.stage, Everybody)
-
-    def too_short(self, last_round: int) -> str:
-        """See `PenaltySource`."""
-        return (
-            f"After round {last_round} the groups are still searched for, and all clients count as "
-            f"one group: the search takes {self.least_rounds} rounds or a few more. If the run is "
-            "over, give start() a larger num_rounds, or FPFC fewer consensus_rounds or a penalty "
-            "of your own"
-        )
+        """Whether the present stage is one of all clients."""
+        return self.is_searching or isinstance(self.stage, AllClients)
 
     @property
     def outside(self) -> set[int]:  # type: ignore[override]
         """Clients that took no part in the search and have not trained since."""
-        return (
-            set() if self.is_searching else set(self.state.clients.ids) - self.found.groups.keys()
-        )
+        known = self.found.groups.keys()
+        return set() if self.is_searching else set(self.state.clients.ids) - known
 
     def labels(self, nu: float | None = None) -> NDArray[np.int64]:
         """Return the groups, one for all until they are found; by a nu of the user's, clusters."""
@@ -254,25 +256,8 @@ class GroupSearch(PenaltySource):
         """Return the `FoundGroups`, once there are any."""
         if self.is_searching:
             return {}
-        found, clients = self.found, list(self.candidates.labels)
-        counts, losses, against = found.table
-        return {
-            "search": FoundGroups(
-                last_round=found.last_round,
-                labels=dict(
-                    zip(clients, numbered([found.groups[c] for c in clients]), strict=True)
-                ),
-                num_groups=counts.astype(np.int64),
-                losses=losses,
-                against=against,
-                chosen=found.chosen,
-                smallest_distance=found.smallest_distance,
-                lam_needed=found.lam_needed,
-                fused_from=found.fused_from,
-                fused_until=found.fused_until,
-                lam_inside=found.lam_inside,
-            )
-        }
+        names = [one.name for one in fields(FoundGroups)]
+        return {"search": FoundGroups(**{name: getattr(self.found, name) for name in names})}
 
     # ------------------------------------------------------------------------------------------
     # What the stages share
@@ -323,50 +308,23 @@ class GroupSearch(PenaltySource):
             self._enter(following)
         return self.stage.messages(now)
 
-    def holds_omega(self, client: int, last_accepted: int) -> bool:
-        """Return whether a client uploaded its omega_i: in FedAvg for all, or in FPFC's rounds."""
-        fused = self.stage.is_fusion and last_accepted > self.found.fused_from
-        return self.is_searching or (fused and client not in self.found.moved)
-
     def upload_spec(self) -> Spec | None:
         """Return what an upload of the present stage holds."""
         return self.stage.upload_spec()
 
-    def take_models(self, rows: list[int], omega: Vector) -> None:
+    def take_models(self, rows: list[int], omega: Vector) -> NDArray[np.intp]:
         """Let the present stage take in the new omega_i of a round."""
-        self.stage.take_models(rows, omega)
+        return self.stage.take_models(rows, omega)
 
     def after_round(self, server_round: int, replies: Replies) -> None:
         """Let the present stage take in the replies; go on to the next one if it is over."""
         if following := self.stage.take(server_round, replies):
             self._enter(following)
 
-    def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
+    def remove(self, clients: Collection[int]) -> None:
         """Forget clients; a group that loses its last one is out of every count."""
+        super().remove(clients)
         self.comparison = None
-        for client in clients:
-            self.candidates.labels.pop(client, None)
-            self.found.remove(client)
-
-    def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the variables as plain arrays."""
-        labels = self.candidates.labels
-        return {
-            **self.found.arrays(),
-            "candidates/ids": np.array(list(labels), np.uint64),
-            "candidates/labels": np.array(list(labels.values()), np.int64),
-            **{f"models/{k}": models for k, models in enumerate(self.candidates.models)},
-        }
-
-    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned."""
-        self.candidates = Candidates()
-        super().load_state_arrays({n: a for n, a in arrays.items() if not n.startswith("models/")})
-        self.found.load(arrays)
-        ids, labels = arrays["candidates/ids"].tolist(), np.array(arrays["candidates/labels"])
-        self.candidates.labels = dict(zip(ids, labels, strict=True))
-        models = under("models/", arrays)
-        self.candidates.models = [np.array(models[str(k)]) for k in range(len(models))]
 
 
 Next: TypeAlias = str | None
@@ -408,55 +366,46 @@ class Stage:
         """Return what an upload holds; None: the client's model."""
         return None
 
-    def take_models(self, rows: list[int], omega: Vector) -> None:
+    def take_models(self, rows: list[int], omega: Vector) -> NDArray[np.intp]:
         """Take in the new omega_i of a round."""
-        PenaltySource.take_models(self.search, rows, omega)
+        return PenaltySource.take_models(self.search, rows, omega)
 
     def take(self, server_round: int, replies: Replies) -> Next:
         """Take in the replies of a round; return the next stage if this one is over."""
         raise NotImplementedError
 
 
-class Everybody(Stage):
-    """A stage that sends models to all connected clients, whoever was sampled."""
+class AllClients(Stage):
+    """A stage that sends models to all connected clients, not only to the sampled ones."""
 
     kind: ClassVar[type[TrialInstruction]] = TrialInstruction
     epochs_factor: ClassVar[int] = 1
     """Local epochs of the stage, in those that are usual; with 0 clients only measure."""
-    fields: ClassVar[Mapping[str, Any]] = {}
-    """Further fields of the messages."""
 
-    def asked(self, connected: Sequence[int]) -> list[int]:
-        """Return which clients are asked: by default those that have a place in the groupings."""
-        return [client for client in connected if client in self.search.candidates.labels]
+    def recipients(self, connected: Sequence[int]) -> list[int]:
+        """Return the clients of a round: by default those that have a place in the groupings."""
+        return [client for client in connected if client in self.found.labels]
 
-    def models(self, client: int) -> list[Vector]:
-        """Return what a client is sent: by default its group's model under every grouping."""
-        return self.search.candidates.models_of(client)
+    def models(self, client: int) -> Sequence[Vector]:
+        """Return the models for a client: by default its group's under every grouping."""
+        return list(self.found.models[self.found.labels[client]])
 
     def num_uploads(self) -> int:
         """Return how many models a client uploads."""
-        return len(self.search.candidates) if self.epochs_factor else 0
+        num_groupings = len(next(iter(self.found.labels.values()), ()))
+        return num_groupings if self.epochs_factor else 0
 
     def messages(self, now: Round) -> Messages:
         """Ask clients to train or measure their models, without a pull."""
-        clients = self.asked(now.connected)
+        clients = self.recipients(now.connected)
         held_out, messages = self.fpfc.hold_out(clients), {}
         for client in clients:
-            models = self.models(client)
-            more: Arrays = {}  # the first one is in the anchor
-            for k, model in enumerate(models[1:], start=1):
+            first, *others = self.models(client)
+            more: Arrays = {}
+            for k, model in enumerate(others, start=1):
                 more |= prefixed(f"{k}/", self.fpfc.block.arrays(model))
-            messages[client] = now.message(
-                self.kind,
-                client,
-                models[0],
-                self.epochs_factor,
-                more=more or None,
-                num_models=len(models),
-                **held_out[client],
-                **self.fields,
-            )
+            fields = {"more": more or None, "num_models": 1 + len(others), **held_out[client]}
+            messages[client] = now.message(self.kind, client, first, self.epochs_factor, **fields)
         return messages
 
     def upload_spec(self) -> Spec:
@@ -484,13 +433,13 @@ def lambda_between(b: float, needed: float, rho: float) -> float:
 
 
 def reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
-    """Return what a client says of every model; NaN where it says nothing, or nothing finite."""
+    """Return a client's metric of every model; NaN where there is none, or none that is finite."""
     values = np.array([reply.metrics.get(f"{name}-{k}", np.nan) for k in range(count)])
     return np.where(np.isfinite(values), values, np.nan)
 
 
 def loss_errors(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
-    """Return the standard errors of a client's differences of loss; NaN where it says nothing."""
+    """Return the standard errors of a client's differences of loss; NaN where there is none."""
     errors = np.zeros((count, count))
     for j, k in combinations(range(count), 2):
         errors[j, k] = errors[k, j] = reply.metrics.get(f"{name}-{ERROR}-{j}-{k}", np.nan)

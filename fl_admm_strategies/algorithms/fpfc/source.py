@@ -1,29 +1,29 @@
 """Where FPFC's penalty comes from: the interface of a penalty source, and the fixed penalty.
 
 `FPFC` is one algorithm. A penalty of the user's, a search for groups (`search.GroupSearch`) and a
-path of lambdas (`path.PathProgress`) differ in what they answer as a `PenaltySource`: what clients
-are asked, which upload is expected, what happens after a round, the penalty, nu and the clusters.
+path of lambdas (`path.PathProgress`) differ in what they answer as a `PenaltySource`: the messages,
+the uploads that are expected, what happens after a round, the penalty, nu and the clusters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, Block, Pattern, Spec
-from ...maths.checks import Count, Positive, Share
-from ...maths.clienttable import ByClient, ClientTable, Row
+from ...maths.checks import Count, Fraction, Positive
+from ...maths.clienttable import ClientTable
 from ...maths.pairs import PairwiseStore
 from ...maths.penalties import Penalty, SmoothedSCAD
 from ...maths.schedules import EpochSchedule, StepSize, epochs_in, rate_in
 from ...runtime.messages.records import Reply
 from ...runtime.strategy import StatefulStrategy
 from ..shared.base import OwnBuffers
-from .messages import AnyMessage, FPFCInstruction, PathQuestion
+from .messages import AnyMessage, FPFCInstruction, FPFCRule
 
 Replies = Mapping[int, Reply]
 Messages = Mapping[int, AnyMessage]
@@ -48,8 +48,9 @@ class FPFCState:
     averaged_arrays : Arrays
         phi, the arrays that are averaged and not clustered, by name.
     clients : ClientTable
-        Rows ``num_examples``: n_i as last reported, 0 before a client's first upload; ``buffers``,
-        where the model has some (see `OwnBuffers`); and the columns of the source.
+        Rows ``num_examples``: n_i as last reported, 0 before a client's first upload; ``moved_in``,
+        the last round that set omega_i to something else than the client's upload of a model; and
+        ``buffers``, where the model has some (see `OwnBuffers`).
     """
 
     source: PenaltySource
@@ -69,6 +70,9 @@ class FPFCState:
 class FusionStrategy(StatefulStrategy):
     """The settings of `FPFC`, and what its stages need of it."""
 
+    rule: ClassVar = FPFCRule
+    own: ClassVar = ""
+
     state: FPFCState = field(init=False)
     block: Block = field(init=False)  # omega_i; `init_state` sets it
     buffers: OwnBuffers = field(init=False)
@@ -79,7 +83,7 @@ class FusionStrategy(StatefulStrategy):
     clustered: Pattern | None = None
     nu: Positive | None = None
     consensus_rounds: Count = 20
-    validation_share: Share = 0.2
+    validation_share: Fraction = 0.2
 
     def hold_out(self, client_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return by client the fields of a message that say which samples it holds out."""
@@ -91,15 +95,12 @@ class FusionStrategy(StatefulStrategy):
         """Return omega_i where a client may not hold it, else None.
 
         The paper's clients keep omega_i. A client that has not taken part yet has only seen omega^0
-        in the paper's initial broadcast, and one whose last reply did not become part of the state
-        holds another iterate than the server.
+        in the paper's initial broadcast. The server may have moved omega_i since a client's upload.
         """
-        members, source = self.membership, self.state.source
-        if members.has_current_state(client) and source.holds_omega(
-            client, members.last_accepted[client]
-        ):
+        members, moved_in = self.membership, self.state.clients[client].moved_in
+        if members.has_current_state(client) and members.last_accepted[client] > moved_in:
             return None
-        return self.block.arrays(self.state.pairs.omega[members.row(client)])
+        return {"omega": self.state.pairs.omega[members.row(client)]}
 
     def personal(self, vector: NDArray[Any], client: int) -> Arrays:
         """Return omega_i as a whole model, with the client's buffers."""
@@ -137,24 +138,22 @@ class Round:
         self.connected = [c for c in members.ids if members.last_seen[c] >= number]
         end = np.inf if fpfc.run.num_rounds is None else fpfc.run.num_rounds
         self.rounds_left = end - number + 1 if fpfc.in_rounds else 0
-        self._count = number - fpfc.state.source.offset
-        self.lr = rate_in(self._count, fpfc.lr)
+        self.lr = rate_in(number, fpfc.lr)
 
     def message(
         self,
         kind: type[AnyMessage],
         client: int,
-        anchor: Vector,
+        model: Vector,
         epochs_factor: int = 1,
         **fields: Any,
     ) -> AnyMessage:
         """Return a message with a client's model and the settings of the round."""
-        epochs = epochs_factor * epochs_in(self._count, client, self.fpfc.local_epochs)
         return kind(
-            anchor=self.fpfc.personal(anchor, client),
+            model=self.fpfc.personal(model, client),
             lr=self.lr,
-            local_epochs=epochs,
-            clustered=self.fpfc.block.names,
+            local_epochs=epochs_factor * epochs_in(self.number, client, self.fpfc.local_epochs),
+            optimised=self.fpfc.block.names,
             **fields,
         )
 
@@ -167,19 +166,20 @@ class Round:
         **fields: Any,
     ) -> AnyMessage:
         """Return the message to train from a model without a pull."""
-        return self.message(kind, client, model, epochs_factor, start=None, rho=0.0, **fields)
+        fields |= {"start": {}, "rule": FPFCRule(True, 0.0).text()}
+        return self.message(kind, client, model, epochs_factor, **fields)
 
     def pulled(
         self,
         client: int,
-        anchor: Vector,
+        zeta: Vector,
         rho: float,
         kind: type[FPFCInstruction] = FPFCInstruction,
         **fields: Any,
     ) -> AnyMessage:
         """Return the message for (5), from omega_i."""
-        start = self.fpfc.start_of(client)
-        return self.message(kind, client, anchor, start=start, rho=rho, **fields)
+        fields |= {"start": self.fpfc.start_of(client), "rule": FPFCRule(True, float(rho)).text()}
+        return self.message(kind, client, zeta, **fields)
 
     def fusion(
         self,
@@ -220,13 +220,12 @@ class Round:
 class Variables:
     """Base of the dataclasses with what a source keeps: numbers, arrays, and what is by client."""
 
-    def remove(self, client: int) -> None:
-        """Forget a client."""
-        for value in vars(self).values():
+    def remove(self, clients: Collection[int]) -> None:
+        """Forget clients."""
+        for name, value in vars(self).items():
             if isinstance(value, dict):
-                value.pop(client, None)
-            elif isinstance(value, set):
-                value.discard(client)
+                kept = {client: row for client, row in value.items() if client not in clients}
+                setattr(self, name, kept)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the variables as plain arrays; those by client are two, ids and rows."""
@@ -235,8 +234,6 @@ class Variables:
             if isinstance(value, dict):
                 found[f"{name}/ids"] = np.array(list(value), np.uint64)
                 found[f"{name}/rows"] = np.array(list(value.values()))
-            elif isinstance(value, set):
-                found[name] = np.array(sorted(value), np.uint64)
             else:
                 found[name] = np.asarray(value)
         return found
@@ -247,15 +244,13 @@ class Variables:
             if isinstance(value, dict):
                 ids, rows = arrays[f"{name}/ids"].tolist(), np.array(arrays[f"{name}/rows"])
                 setattr(self, name, dict(zip(ids, rows, strict=True)))
-            elif isinstance(value, set):
-                setattr(self, name, set(arrays[name].tolist()))
             elif isinstance(value, np.ndarray):
                 setattr(self, name, np.array(arrays[name]))
             else:
                 setattr(self, name, type(value)(arrays[name]))
 
 
-class PenaltySource(ByClient):
+class PenaltySource:
     """Where the penalty of a run comes from; here the defaults, which are FPFC's own rounds.
 
     Parameters
@@ -265,14 +260,11 @@ class PenaltySource(ByClient):
 
     Attributes
     ----------
-    offset : int
-        The rounds before the one from which step sizes and local epochs are counted.
-    columns : dict
-        What the source keeps of every client, with what it starts from; see `ClientTable`.
+    found : Variables
+        What the source keeps from round to round.
     """
 
     self_checked: ClassVar[bool] = True
-    offset: int = 0
     outside: Collection[int] = ()
     """Clients of the run that count nowhere yet: not in pairs, clusters and means."""
     is_searching: bool = False
@@ -280,7 +272,7 @@ class PenaltySource(ByClient):
 
     def __init__(self, fpfc: FusionStrategy) -> None:
         self.fpfc = fpfc
-        self.columns: dict[str, ArrayLike] = {}
+        self.found: Any = Variables()
 
     @property
     def state(self) -> FPFCState:
@@ -304,12 +296,8 @@ class PenaltySource(ByClient):
 
     @property
     def waits_for_all(self) -> bool:
-        """Whether a round is over only when all that were asked have replied, in AsyncFPFC too."""
+        """Whether a round is over only when all sampled clients have replied, also if async."""
         return self.is_searching
-
-    def too_short(self, last_round: int) -> str:
-        """Return what to tell the user of a run that ends while `is_searching`."""
-        return ""
 
     def labels(self, nu: float | None = None) -> NDArray[np.int64]:
         """Return the cluster of every client, by default at this source's nu."""
@@ -323,42 +311,33 @@ class PenaltySource(ByClient):
         """Return what the source found, as fields of `FPFCDiagnostics`."""
         return {}
 
-    def handshake_instructions(self, client_ids: Sequence[int]) -> Mapping[int, PathQuestion]:
-        """Return what clients are asked before their first round."""
-        return {}
-
     def messages(self, now: Round) -> Messages:
-        """Return what clients are asked for in a round: by default the sampled ones for (5)."""
+        """Return the messages of a round: by default (5) for the sampled clients."""
         return now.fusion(now.sampled)
 
-    def holds_omega(self, client: int, last_accepted: int) -> bool:
-        """Return whether what a client uploaded in its last accepted round is still its omega_i."""
-        return True
-
     def upload_spec(self) -> Spec | None:
-        """Return what an upload of this round holds; None: the client's model, which is omega_i."""
+        """Return the arrays of an upload of this round; None: the client's model, with omega_i."""
         return None
 
-    def take_models(self, rows: list[int], omega: Vector) -> None:
-        """Take in the new omega_i of a round, by default (6) and (A.3) of their pairs."""
+    def take_models(self, rows: list[int], omega: Vector) -> NDArray[np.intp]:
+        """Take in the new omega_i of a round, by default (6) and (A.3) of their pairs.
+
+        Return the rows of clients whose omega_i is not what they uploaded last.
+        """
         self.state.pairs.penalty = self.penalty
-        self.state.pairs.update(rows, omega)
+        return self.state.pairs.update(rows, omega)
 
     def after_round(self, server_round: int, replies: Replies) -> None:
         """Take in the replies of a round; models among them are in the state already."""
 
-    def insert(self, rows: Mapping[int, Row]) -> None:
-        """Nothing: the rows of new clients are in the table."""
-
-    def add_pending(self, rows: Mapping[int, Row]) -> None:
-        """Nothing, likewise."""
-
-    def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
+    def remove(self, clients: Collection[int]) -> None:
         """Forget clients."""
+        self.found.remove(clients)
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the variables as plain arrays; here there are none."""
-        return {}
+        """Return the variables as plain arrays."""
+        arrays: dict[str, NDArray[Any]] = self.found.arrays()
+        return arrays
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned.
@@ -368,11 +347,12 @@ class PenaltySource(ByClient):
         ValueError
             If the arrays were saved with another kind of source.
         """
-        if odd := sorted(arrays.keys() ^ self.state_arrays().keys()):
+        if different := sorted(arrays.keys() ^ self.state_arrays().keys()):
             raise ValueError(
-                f"The saved penalty and this run's differ in {odd}: one of them finds its lambda "
-                "itself, another way or not at all. Continue with the `penalty` of the saved run."
+                f"The saved penalty and this run's differ in {different}. Continue with the "
+                "`penalty` of the saved run."
             )
+        self.found.load(arrays)
 
 
 class FixedPenalty(PenaltySource):

@@ -10,6 +10,7 @@ from logging import INFO
 
 import numpy as np
 from flwr.common import log
+from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, prefixed
 from ...maths.clustering import cluster_models
@@ -57,10 +58,10 @@ class Settled(Stage):
             for client in late
         }
 
-    def place_late(self, replies: Replies) -> None:
+    def place_late(self, server_round: int, replies: Replies) -> None:
         """Place clients that trained for the first time in the group that suits them, or alone."""
         groups, pairs = self.found.groups, self.fpfc.state.pairs
-        ids = self.fpfc.state.clients.ids
+        clients = self.fpfc.state.clients
         for client in sorted(replies.keys() - groups.keys()):
             labels = set(groups.values())
             best = max(labels, default=-1) + 1  # of its own
@@ -69,9 +70,9 @@ class Settled(Stage):
             alone = replies[client].metrics.get(HELD_OUT_LOSS, -np.inf)
             if (losses < alone).any():
                 best = int(np.nanargmin(losses))
-                model = pairs.omega[self.search.groups_of(ids) == best].mean(axis=0)
-                pairs.place([ids.index(client)], model)
-                self.found.moved.add(client)
+                model = pairs.omega[self.search.groups_of(clients.ids) == best].mean(axis=0)
+                pairs.place([clients.ids.index(client)], model)
+                clients[client].moved_in = server_round
             groups[client] = best
 
 
@@ -95,14 +96,14 @@ class Together(Settled):
         return "Fusion"
 
     def messages(self, now: Round) -> Messages:
-        """Ask the sampled clients to train their group's model."""
+        """Let the sampled clients train their group's model."""
         messages, omega = dict(self.late_messages(now)), self.fpfc.state.pairs.omega
         for client in now.sampled:
             if client in self.found.groups:
                 messages[client] = now.alone(client, omega[self.fpfc.membership.row(client)])
         return messages
 
-    def take_models(self, rows: list[int], omega: Vector) -> None:
+    def take_models(self, rows: list[int], omega: Vector) -> NDArray[np.intp]:
         """Set every group's model to the mean of its members', weighted by their examples."""
         pairs, weights = self.fpfc.state.pairs, self.search.weights()[rows]
         groups = self.search.groups_of(self.fpfc.state.clients.ids)
@@ -111,10 +112,11 @@ class Together(Settled):
         for group, alpha in zip(trained, cluster_models(omega, weights, labels), strict=True):
             if group >= 0:
                 pairs.place(np.flatnonzero(groups == group), alpha)
+        return np.flatnonzero(np.isin(groups, trained[trained >= 0]))
 
     def take(self, server_round: int, replies: Replies) -> Next:
-        """Place clients that came late; look at the groups again after some rounds."""
-        self.place_late(replies)
+        """Place clients that came late; compare the groups again after some rounds."""
+        self.place_late(server_round, replies)
         is_due = self.fpfc.in_rounds and server_round - self.found.rechecked >= RECHECK_AFTER
         return "Reprobe" if is_due and self.found.rechecks < RECHECKS else None
 
@@ -140,7 +142,7 @@ class Fusion(Settled):
         pulls = {client: min(rho / weights[members.row(client)], most) for client in old}
         return {**self.late_messages(now), **now.fusion(old, rho=pulls)}
 
-    def take_models(self, rows: list[int], omega: Vector) -> None:
+    def take_models(self, rows: list[int], omega: Vector) -> NDArray[np.intp]:
         """Update the pairs of all clients that have a group; see `Groups`."""
         found, pairs, ids = self.found, self.fpfc.state.pairs, self.fpfc.state.clients.ids
         if found.groups and not found.lam_inside:
@@ -148,13 +150,12 @@ class Fusion(Settled):
         inside = scad(found.lam_inside)
         pairs.groups = Groups(self.search.groups_of(ids), inside, self.fpfc.in_rounds)
         pairs.penalty = self.search.penalty
-        moved = {ids[row] for row in pairs.update(rows, omega)}
-        found.moved = (found.moved | moved) - {ids[row] for row in rows}
+        return pairs.update(rows, omega)
 
     def take(self, server_round: int, replies: Replies) -> Next:
         """Place clients that came late; renew lambda every `RENEWAL` rounds."""
-        self.place_late(replies)
-        losses, num_rounds = self.found.losses, server_round - self.found.fused_from
+        self.place_late(server_round, replies)
+        losses, num_rounds = self.found.training_losses, server_round - self.found.fused_from
         for client, reply in replies.items():
             loss = reply.metrics.get("loss", np.nan)
             losses.setdefault(client, np.array([loss, np.nan]))[1] = loss
@@ -176,3 +177,4 @@ class Fusion(Settled):
         omega = state.pairs.omega.copy()
         omega[rows] = models[list(labels)]
         state.pairs = PairwiseStore(omega, self.search.penalty, state.pairs.rho)
+        state.clients.column("moved_in")[:] = server_round

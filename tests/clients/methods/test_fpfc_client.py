@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from torch import nn
 
 from clients import FPFCClient
-from fl_admm_strategies.algorithms.fpfc.messages import FPFCInstruction
+from fl_admm_strategies.algorithms.fpfc.messages import FPFCInstruction, FPFCRule
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
@@ -31,9 +31,18 @@ SEEN = scalars(seen=7)
 
 def message(w: float = 3.0, b: float = 0.5, start: float | None = None, **changes: Any) -> Received:
     """Return the message of a round: zeta_i = w, the shared b, and omega_i = `start`."""
-    omega = None if start is None else scalars(w=start)
-    asked = FPFCInstruction(scalars(w=w, b=b) | SEEN, omega, 0.1, 1, 2.0, ["w"])
-    return changed(asked, **changes)
+    return changed(instruction(scalars(w=w, b=b) | SEEN, start, ["w"]), **changes)
+
+
+def instruction(model: Arrays, start: float | None, names: list[str]) -> FPFCInstruction:
+    return FPFCInstruction(
+        model=model,
+        start=None if start is None else {"omega": np.array([start])},
+        rule=FPFCRule(True, 2.0).text(),
+        optimised=names,
+        lr=0.1,
+        local_epochs=1,
+    )
 
 
 def test_the_clustered_block_starts_at_omega_and_is_pulled_to_zeta() -> None:
@@ -124,7 +133,6 @@ def test_dropout_is_off_in_evaluation_and_in_the_gradient() -> None:
 def test_what_is_not_trained_cannot_be_clustered(wrong: str) -> None:
     model = Line()
     model.b.requires_grad_(False)
-    start = scalars(w=1, b=1, seen=1)
-    asked = FPFCInstruction(start, start, 0.1, 1, 1.0, ["w", wrong])
+    message = instruction(scalars(w=1, b=1, seen=1), None, ["w", wrong])
     with refused(ValueError, wrong, "FPFC(clustered=...)"):
-        line_client(FPFCClient, model=model).fit(*received(asked))
+        line_client(FPFCClient, model=model).fit(*received(message))

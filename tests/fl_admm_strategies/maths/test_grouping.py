@@ -14,7 +14,6 @@ from fl_admm_strategies.maths.clustering import fusion_bound
 from fl_admm_strategies.maths.grouping import (
     candidate_groups,
     compare,
-    corrected,
     cut,
     holding_lambda,
     numbered,
@@ -238,35 +237,3 @@ def test_lambda_that_holds_is_the_fusion_bound_turned_round() -> None:
 
 
 # --- The correction of a training loss ------------------------------------------------------------
-
-
-def left_out_less_training(rows: slice, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
-    """Least squares on all: of a client's samples the mean loss when each is left out, less the
-    training loss.
-
-    With the residuals r and the leverages h that is the mean of r^2/2 (1/(1 - h)^2 - 1).
-    """
-    hat = x @ np.linalg.solve(x.T @ x, x.T)
-    residual, leverage = y - hat @ y, np.diag(hat)
-    return float(np.mean((residual**2 / 2 * (1 / (1 - leverage) ** 2 - 1))[rows]))
-
-
-def test_a_group_leaves_one_of_its_clients_a_gth_of_the_optimism() -> None:
-    # 5 clients of 400 samples, 10 coefficients: first order in d/n, so equal to some per cent.
-    rng = np.random.default_rng(0)
-    n, size, d = 400, 5, 10
-    x = rng.normal(size=(n * size, d))
-    y = x @ rng.normal(size=d) + rng.normal(size=n * size)
-    rows = slice(0, n)
-    alone = left_out_less_training(rows, x[rows], y[rows])
-    together = left_out_less_training(rows, x, y)
-    assert together == pytest.approx(alone / size, rel=0.1)
-    assert alone == pytest.approx(d / n, rel=0.1)  # AIC's d/n: the noise has variance 1
-
-
-def test_a_corrected_loss_has_schwarzs_penalty() -> None:
-    # d = 10 parameters and n = 400 samples a client: o = d/n, and BIC is d log(N)/(2 N).
-    sizes = np.array([1, 5, 20])
-    found = corrected(np.array([1.0, 2.0, 3.0]), 10 / 400, sizes, 400)
-    total = 400 * sizes
-    assert_allclose(found, [1, 2, 3] + 10 * np.log(total) / (2 * total))

@@ -20,7 +20,7 @@ def test_a_file_can_ask_for_a_path() -> None:
     settings = load_settings("digits-fpfc", changes=[PATH])
     path = settings.algorithm.penalty.build()
     assert path.lams == (0.0, 0.5)
-    assert (path.max_rounds, path.warm, path.monitor) == (2, True, "loss")
+    assert (path.max_rounds, path.monitor) == (2, "loss")
     assert 'type = "path"' in settings.to_toml()
     for bad in ("[1, 0.5]", "[]", '["a"]', "0.5"):
         change = f'algorithm.penalty={{type = "path", lams = {bad}}}'

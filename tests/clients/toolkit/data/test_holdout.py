@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 
 from clients import Minibatches
 from clients.toolkit.data.batches import split_batch
-from clients.toolkit.data.holdout import TooFewSamplesError, folds, hold_out, in_parts
+from clients.toolkit.data.holdout import hold_out, in_parts
 from tests.support.refusals import refused
 
 N = 23
@@ -48,7 +48,7 @@ def samples(loader: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_every_sample_is_kept_or_held_out_and_is_in_one_fold(name: str) -> None:
+def test_every_sample_is_kept_or_held_out(name: str) -> None:
     for share, count in ((0.2, 4), (0.01, 1)):  # 0.2 * 23, rounded down, and one at least
         kept, held = hold_out(LOADERS[name](), split_batch, share, 5)
         # Of the list's last two, if one is held out, the other is as well.
@@ -56,14 +56,6 @@ def test_every_sample_is_kept_or_held_out_and_is_in_one_fold(name: str) -> None:
         assert sorted(samples(kept) + samples(held)) == list(range(N))
         assert samples(hold_out(LOADERS[name](), split_batch, share, 5)[1]) == samples(held)
         assert samples(hold_out(LOADERS[name](), split_batch, share, 6)[1]) != samples(held)
-    parts = folds(LOADERS[name](), split_batch, 4, 5)
-    assert [len(samples(held)) for _, held in parts] == [6, 6, 6, 5]
-    assert sorted(i for _, held in parts for i in samples(held)) == list(range(N))
-    for kept, held in parts:
-        both = samples(kept) + samples(held)
-        assert sorted(both) == sorted(set(both))
-        # A sample that would be alone in a batch is left out.
-        assert len(both) >= N - 1
 
 
 DATA_76 = TensorDataset(torch.arange(76), torch.arange(76) % 2)
@@ -79,11 +71,9 @@ BY_20 = {
 def test_no_batch_is_left_with_one_sample_and_both_parts_have_a_length(name: str) -> None:
     # 76 samples, of which 15 are held out, leave 61: three batches of 20 and one sample.
     kept, held = hold_out(BY_20[name](), split_batch, 0.2, 5)
-    of_folds = [loader for loader, _ in folds(BY_20[name](), split_batch, 5, 5)]
-    for loader in (kept, *of_folds):
-        sizes = [len(batch[0]) for batch in loader]
-        assert 1 not in sizes
-        assert len(loader) == len(sizes)  # type: ignore[arg-type]
+    sizes = [len(batch[0]) for batch in kept]
+    assert 1 not in sizes
+    assert len(kept) == len(sizes)  # type: ignore[arg-type]
     assert len(held) == len(list(held))  # type: ignore[arg-type]
     assert sorted(samples(kept) + samples(held)) == list(range(76))
 
@@ -125,18 +115,10 @@ class Stream(IterableDataset[Any]):
         (DataLoader(DATA, batch_sampler=[[0, 1]]), 0.2, "sampler"),
         (DataLoader(DATA, batch_size=None), 0.2, "DataLoader"),
         ((b for b in [1]), 0.2, "generator"),
-        (DataLoader(DATA), 0.0, "23 training samples"),
         ([(torch.zeros(1), torch.zeros(1))], 0.2, "1 training samples"),
     ],
-    ids=["stream", "sampler", "batches", "no batches", "generator", "no share", "one in a list"],
+    ids=["stream", "sampler", "batches", "no batches", "generator", "one in a list"],
 )
 def test_what_cannot_be_split_is_refused(loader: Any, share: float, named: str) -> None:
     with refused(ValueError, named):
         hold_out(loader, split_batch, share, 0)
-
-
-def test_of_few_samples_each_is_a_fold_and_of_one_there_are_none() -> None:
-    parts = folds([(torch.arange(3), torch.arange(3))], split_batch, 4, 5)
-    assert [len(samples(held)) for _, held in parts] == [1, 1, 1]
-    with pytest.raises(TooFewSamplesError):
-        folds([(torch.zeros(1), torch.zeros(1))], split_batch, 4, 5)

@@ -199,7 +199,7 @@ def groups_sent(grid: Federation, client: int) -> dict[int, dict[str, int]]:
     }
 
 
-BOTH, ANCHOR = {"anchor": 4, "start": 4}, {"anchor": 4}
+BOTH, ANCHOR = {"model": 4, "start": 1}, {"model": 4}
 
 
 def nobody(*_: Any) -> list[Any]:
@@ -277,8 +277,8 @@ def test_only_the_clustered_block_is_pulled_and_paired() -> None:
             assert_array_equal(model[name], models[0][name])
     assert not np.array_equal(models[0]["head.weight"], models[1]["head.weight"])
     message = grid.phase(MessageType.TRAIN, 1)[0]
-    assert message.content["config"]["clustered"] == '["head.weight","head.bias"]'
-    assert groups_of(message) == {"anchor": 4, "start": 2}
+    assert message.content["config"]["optimised"] == '["head.weight","head.bias"]'
+    assert groups_of(message) == {"model": 4, "start": 1}
 
 
 def test_more_local_epochs_are_really_taken() -> None:
@@ -327,7 +327,7 @@ def test_cluster_models_are_weighted_by_examples() -> None:
         ({"rho": 0}, ValueError, "rho"),
         ({"nu": -0.1}, ValueError, "nu"),
         ({"consensus_rounds": 0}, ValueError, "consensus_rounds"),
-        ({"validation_share": -0.1}, ValueError, "validation_share"),
+        ({"validation_share": 0.0}, ValueError, "validation_share"),
         ({"validation_share": 1.0}, ValueError, "validation_share"),
         ({"lr": "fast"}, TypeError, "lr"),
         ({"local_epochs": 2.5}, TypeError, "local_epochs"),

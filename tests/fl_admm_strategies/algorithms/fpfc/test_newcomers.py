@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose
 
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, SmoothedSCAD, load_models
+from fl_admm_strategies.algorithms.fpfc.messages import FPFCRule
 from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
 from fl_admm_strategies.maths.pairs import PairwiseStore
 from fl_admm_strategies.runtime.messages.records import from_array_record
@@ -93,10 +94,10 @@ def test_its_pairs_are_those_of_the_method(published: bool) -> None:
             sent = from_array_record(message.content["arrays"])
             zeta = np.concatenate([sent["weight"].ravel(), sent["bias"].ravel()])
             assert_allclose(zeta, store.zeta([OLD])[0], rtol=1e-5, atol=1e-6)
-            assert message.content["config"]["rho"] == 1.0
+            assert FPFCRule.read(message.content["config"]["rule"]).rho == 1.0
         store.update([OLD], upload[None])
     (first,) = grid.phase(MessageType.TRAIN, 1)
-    assert first.content["config"]["rho"] == (0.0 if published else 1.0)
+    assert FPFCRule.read(first.content["config"]["rule"]).rho == (0.0 if published else 1.0)
 
 
 def test_who_trains_too_far_from_its_group_still_joins_it() -> None:
