@@ -102,12 +102,9 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
         asked = PerFedAvgEvaluation.decode(parameters, config)
         self.load(asked.global_)
         self.train_size()
-        if asked.adapt == "epoch":
-            yield Minimisation(LocalObjective(), asked.alpha, 1)
-        else:
-            gradient_descent(
-                self.train_problem, LocalObjective(), lr=asked.alpha, epochs=1, full_batch=True
-            )
+        gradient_descent(
+            self.train_problem, LocalObjective(), lr=asked.alpha, epochs=1, full_batch=True
+        )
         models = {"adapted": self.arrays(), "global": asked.global_}
         return (yield from self.evaluate_models(models))
 

@@ -169,8 +169,6 @@ class PACFL(ClusteredStrategy):
         return ClusteredState(DataClusters(arrays, self._groups))
 
     def _groups(self, bases: Sequence[Basis]) -> Labels:
-        if len(bases) == 1:
-            return (0,)
         merges, heights = tree(proximity(bases, self.measure), self.linkage)
         return cut(merges, len(bases) - int((heights <= self.threshold).sum()))
 

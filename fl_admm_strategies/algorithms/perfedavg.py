@@ -42,7 +42,6 @@ class PerFedAvgEvaluation(Instruction):
 
     global_: Arrays
     alpha: float
-    adapt: str
 
 
 class PerFedAvg(OneModelStrategy):
@@ -65,9 +64,6 @@ class PerFedAvg(OneModelStrategy):
     delta : float, optional
         Half the distance of the two gradients of "hf", in lengths of g, the gradient after the
         adaptation: they are taken at w + delta g and w - delta g. By default 0.001/max(1, ||g||).
-    adapt : {"step", "epoch"} (default: "step")
-        To be evaluated, w is adapted by one full-gradient step on the client's training data, or by
-        one epoch of its own steps, both of size alpha.
     weights : {"uniform", "size"} (default: "uniform")
         Whether w is the plain mean of the participants' models or weighted by their examples.
     **base
@@ -75,8 +71,10 @@ class PerFedAvg(OneModelStrategy):
 
     Notes
     -----
-    Clients keep nothing. The adapted models are evaluated and not kept: ``clients.personalise``
-    makes one of the global model, with ``lr=alpha, epochs=1, full_batch=True``.
+    Clients keep nothing. To be evaluated, w is adapted by one full-gradient step of size alpha on
+    the client's training data. The adapted models are evaluated and not kept:
+    ``clients.personalise`` makes one of the global model, with ``lr=alpha, epochs=1,
+    full_batch=True``.
 
     Examples
     --------
@@ -96,7 +94,6 @@ class PerFedAvg(OneModelStrategy):
     local_steps: Count = 10
     local_epochs: Count = 1
     delta: Positive | None = None
-    adapt: Literal["step", "epoch"] = "step"
     weights: Weights = "uniform"
 
     @property

@@ -266,6 +266,15 @@ def check_buffers(
 # --- Frozen arrays --------------------------------------------------------------------------------
 
 
+def test_the_comparison_of_buffers_can_say_no() -> None:
+    strategy, grid = run(case_of("FedADMM"), "batch-norm")
+    sent, buffers = uploads(grid, 2), {"body.1.running_mean"}
+    check_buffers(strategy, sent, buffers)
+    sent[0]["body.1.running_mean"] = sent[0]["body.1.running_mean"] + 1
+    with pytest.raises(AssertionError):
+        check_buffers(strategy, sent, buffers)
+
+
 @pytest.mark.parametrize("model", ["tied", "frozen", "lora"])
 def test_what_is_frozen_or_a_second_name_does_not_travel(model: str) -> None:
     _, grid = run(case_of("FedADMM"), model)

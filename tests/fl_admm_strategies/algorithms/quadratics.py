@@ -141,7 +141,7 @@ class Grid(Federation):
 
 def follow(
     strategy: StatefulStrategy,
-    grid: Grid,
+    grid: Any,
     *rounds: Sequence[int],
     read: Callable[[], Any] = lambda: None,
     after: Mapping[int, Callable[[], None]] | None = None,

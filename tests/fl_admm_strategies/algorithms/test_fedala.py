@@ -17,15 +17,14 @@ from torch.utils.data import DataLoader
 from clients import FedALAClient
 from clients.methods.fedala import MOST_PASSES, settled
 from fl_admm_strategies import FedALA
-from fl_admm_strategies.messages import FedALAEvaluation, FedALAInstruction
-from tests.clients.methods.lines import line_client, new_context
-from tests.clients.methods.messages import received, scalars
+from fl_admm_strategies.messages import FedALAInstruction
+from tests.clients.methods.lines import new_context
+from tests.clients.methods.messages import received
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, Scalar, follow
 from tests.support.federation import (
     dataset,
     make_model,
 )
-from tests.support.refusals import refused
 
 
 def fedala(**settings: Any) -> FedALA:
@@ -136,16 +135,3 @@ def test_buffers_are_those_of_the_global_model() -> None:
     assert grid.own(0)["steps"].item() == 4  # two of each round, not those of 11 passes
     mean = (10 * 20 + 20 * 40 + 30 * 60) / 60  # the samples of two passes each, weighted by n_i
     assert grid.own(0)["seen"].item() == pytest.approx(mean + 20)
-
-
-# --- What stays, coming and going ---------------------------------------------------------------
-
-
-def test_a_client_that_lost_its_model_starts_from_the_global_one() -> None:
-    grid, strategy = Grid(FedALAClient), fedala()
-    follow(strategy, grid, ALL, ALL, ALL, after={1: lambda: grid.forget(1)})
-    assert sorted(strategy.train_metrics[2]) == [0, 2]
-    assert strategy.train_metrics[3][1]["weight-passes"] == 0
-    evaluation = received(FedALAEvaluation(scalars(w=1, b=0, seen=0), 1, 1.0, 1.0), version=3)
-    with refused(ValueError, "lost"):
-        line_client(FedALAClient).evaluate(*evaluation)

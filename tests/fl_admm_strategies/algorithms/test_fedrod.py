@@ -65,15 +65,6 @@ def test_balanced_softmax_by_hand(gamma: float, expected: float) -> None:
     assert loss.item() == pytest.approx(expected, abs=1e-8)
 
 
-def test_balanced_softmax_by_sample() -> None:
-    balanced = with_prior(LOGITS, torch.tensor([6, 1, 3]), 1.0)
-    losses = F.cross_entropy(balanced, LABELS, reduction="none")
-    assert_allclose(losses.numpy(), [0.5632163275, 0.1202026289], atol=1e-8)
-    personal = torch.tensor([[0.3, -0.2, 0.1], [0.0, 0.4, -0.5]], dtype=torch.float64)
-    both = F.cross_entropy(LOGITS + personal, LABELS)
-    assert both.item() == pytest.approx(0.640792501, abs=1e-8)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
 def test_a_class_without_samples_is_removed_and_leaves_no_nan(dtype: Any, gamma: float) -> None:

@@ -16,14 +16,11 @@ from flwr.app import ArrayRecord
 from numpy.testing import assert_allclose
 
 from clients import LpProjClient, PFedMeClient, client_app
-from fl_admm_strategies import InProcessGrid, LpProj, PFedMe
+from fl_admm_strategies import LpProj, PFedMe
 from fl_admm_strategies.maths.projection import projection
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, Pair, follow, pair_client
 from tests.support.federation import (
     Federation,
-    assert_same_runs,
-    client_fn_of,
-    initial_arrays,
     node_of,
 )
 from tests.support.refusals import refused
@@ -44,24 +41,27 @@ def given_p(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clients.methods.lp_proj.projection", lambda *_: np.array([[0.6, 0.8]]))
 
 
+class PairGrid(Federation):
+    """Two clients of two parameters."""
+
+    model = Pair
+
+    def __init__(self) -> None:
+        super().__init__(client_app(lambda context: new_client(context).to_client()), 2)
+
+
 def run(
     strategy: LpProj, *rounds: Sequence[int]
 ) -> tuple[list[list[Any]], list[float], Federation]:
     """Return the theta_i and w after every round, and the grid."""
-    watched = Federation(client_app(lambda context: new_client(context).to_client()), 2)
-    thetas: list[list[Any]] = []
-    w: list[float] = []
-    script = iter(rounds)
-    strategy.run.sampling.for_training = lambda *_: list(next(script))  # type: ignore[method-assign]
+    grid = PairGrid()
 
-    def on_round(*_: Any) -> None:
-        models = [new_client(watched.context(node_of(i))).personal_arrays() for i in BOTH]
-        thetas.append([model["theta"] for model in models])
-        w.append(strategy.state.w.item())
+    def read() -> tuple[list[Any], float]:
+        models = [new_client(grid.context(node_of(i))).personal_arrays() for i in BOTH]
+        return [model["theta"] for model in models], strategy.state.w.item()
 
-    first = ArrayRecord(Pair().state_dict())
-    strategy.start(watched, first, len(rounds), on_round=on_round)
-    return thetas, w, watched
+    seen = follow(strategy, grid, *rounds, read=read)
+    return [thetas for thetas, _ in seen], [w for _, w in seen], grid
 
 
 @pytest.mark.usefixtures("given_p")
@@ -97,12 +97,6 @@ def test_both_train_and_the_sampled_one_is_averaged() -> None:
             assert sent == (["w"] if reply.metadata.src_node_id == node_of(averaged) else [])
 
 
-@pytest.mark.usefixtures("given_p")
-def test_w_i_may_take_one_step_a_round() -> None:
-    _, w, _ = run(lp_proj(local_rounds=1), BOTH, BOTH)
-    assert_allclose(w, [0.0164, 0.042453], atol=1e-8)
-
-
 def test_with_p_the_identity_and_theta_started_at_w_it_is_pfedme(monkeypatch):
     # One round from theta = w = 0: pFedMe with theta_start="warm".
     monkeypatch.setattr("clients.methods.lp_proj.projection", lambda *_: np.array([[1.0]]))
@@ -122,44 +116,23 @@ def test_with_p_the_identity_and_theta_started_at_w_it_is_pfedme(monkeypatch):
     assert_allclose(projected.own_w(*ALL), whole.own_w(*ALL), atol=1e-15)
 
 
-def start(strategy: LpProj, num_rounds: int) -> Federation:
-    watched = Federation(client_app(lambda context: new_client(context).to_client()), 2)
-    strategy.start(watched, ArrayRecord(Pair().state_dict()), num_rounds)
-    return watched
+def start(strategy: LpProj) -> None:
+    strategy.start(PairGrid(), ArrayRecord(Pair().state_dict()), 1)
 
 
-def test_p_follows_from_the_seed_and_a_message_has_as_many_numbers_as_it_has_rows() -> None:
+def test_p_follows_from_the_seed() -> None:
     strategy = lp_proj(dimension=2, local_rounds=1, inner_steps=1, seed=7)
-    start(strategy, 1)
+    start(strategy)
     # From w = 0 and theta = 0: theta_i = .1 a_i c_i, w_i = .1 P theta_i.
     images = [projection(7, 2, 2, "float64") @ c for c in ((0.1, 0.2), (-0.2, 0.1))]
     assert_allclose(strategy.state.w, 0.1 * np.mean(images, axis=0), atol=1e-15)
-    strategy = lp_proj(dimension=2)
-    start(strategy, 2)
-    # w and the initial model to both, then w; w_i from both.
-    assert {r: tuple(own) for r, own in strategy.traffic.items()} == {1: (64, 32), 2: (32, 32)}
 
 
 def test_steps_that_overshoot_and_too_many_dimensions_are_refused() -> None:
     with refused(ValueError, "outer_lr", "lam", 2.5):
         lp_proj(outer_lr=2.5)
     with refused(ValueError, "lr", "lam", 2.5, 0.08):  # P is one row of length 1: lr * lam alone
-        start(lp_proj(lam=25.0, lr=0.1, outer_lr=0.01), 1)
-    start(lp_proj(p=1, lam=25.0, lr=0.1, outer_lr=0.01), 1)
+        start(lp_proj(lam=25.0, lr=0.1, outer_lr=0.01))
+    start(lp_proj(p=1, lam=25.0, lr=0.1, outer_lr=0.01))
     with refused(ValueError, "dimension", 3, 2):
-        start(lp_proj(dimension=3), 1)
-
-
-def test_with_p_1_clients_that_train_together_have_the_same_bits_on_any_nodes() -> None:
-    runs = []
-    for num_nodes in (1, 3):
-        strategy = LpProj(p=1, lam=0.5, lr=0.1, dimension=3, local_rounds=2, inner_steps=3, seed=1)
-        app = client_app(client_fn_of(LpProjClient), num_clients=6, cohort=True)
-        strategy.start(InProcessGrid(app, num_nodes), initial_arrays(), 2)
-        runs.append(strategy)
-    assert_same_runs(*runs)
-    # Alone they are the same but for the signs of what rounding decides.
-    alone = LpProj(p=1, lam=0.5, lr=0.1, dimension=3, local_rounds=2, inner_steps=3, seed=1)
-    app = client_app(client_fn_of(LpProjClient), num_clients=6, cohort=False)
-    alone.start(InProcessGrid(app, 2), initial_arrays(), 2)
-    assert_allclose(alone.state.w, runs[0].state.w, atol=1e-4)
+        start(lp_proj(dimension=3))

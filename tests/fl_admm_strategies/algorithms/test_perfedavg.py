@@ -193,13 +193,3 @@ def test_an_optimizer_of_ones_own_is_for_fine_tuning() -> None:
         *received(PerFedAvgInstruction(model, "finetune", 0.1, 0.1, 1, 1, None))
     )
     assert_allclose(np.ravel(arrays), [3.05, 0.55, 7], rtol=1e-14)
-
-
-# --- Models, settings ---------------------------------------------------------------------------
-
-
-def test_the_adapted_models_are_made_where_the_data_are() -> None:
-    strategy = perfedavg()
-    run(strategy, Grid(PerFedAvgClient), ALL)
-    with refused(RuntimeError, "adapted", "clients.personalise"):
-        strategy.model_arrays("adapted", 0)
