@@ -25,15 +25,8 @@ def clusters(theta_norms: ArrayLike, nu: float) -> NDArray[np.intp]:
     -------
     ndarray of int, shape (m,)
         The cluster of each client, numbered from 0 in the order of their first members.
-
-    Raises
-    ------
-    ValueError
-        If `nu` is negative or NaN.
     """
     norms = np.asarray(theta_norms)
-    if not nu >= 0:
-        raise ValueError(f"nu is {nu!r}, expected a number >= 0.")
     linked = norms <= nu
     labels = np.full(len(norms), -1, dtype=np.intp)
     count = 0

@@ -36,9 +36,6 @@ class Penalty(Protocol):
     def value(self, t: ArrayLike) -> Float64Array:
         """Return g(t) for t >= 0."""
 
-    def derivative(self, t: ArrayLike) -> Float64Array:
-        """Return g'(t) for t >= 0; at a kink the derivative from the right."""
-
     def prox_scale(self, r: ArrayLike, rho: float) -> Float64Array:
         """Return s with prox(delta) = s delta for ||delta|| = r; where r = 0 the limit."""
 
@@ -111,15 +108,6 @@ class SmoothedSCAD(Checked):
         g = np.where(t <= lam, lam * t, g)
         return np.where(t <= xi, lam / (2 * xi) * cut**2 + xi * lam / 2, g)
 
-    def derivative(self, t: ArrayLike) -> Float64Array:
-        """Return the derivative of (3)."""
-        t = np.asarray(t, dtype=np.float64)
-        if self.lam == 0:
-            return np.zeros_like(t)
-        lam, a = self.lam, self.a
-        bent = np.maximum(a * lam - t, 0.0) / (a - 1)
-        return np.where(t <= self.xi, lam / self.xi * t, np.where(t <= lam, lam, bent))
-
     def prox_scale(self, r: ArrayLike, rho: float) -> Float64Array:
         """Return the factor s of (6), in [0, 1], and exactly 1.0 where r > a lambda.
 
@@ -175,10 +163,6 @@ class L1(Checked):
         """Return lambda t."""
         return self.lam * np.asarray(t, dtype=np.float64)
 
-    def derivative(self, t: ArrayLike) -> Float64Array:
-        """Return lambda; at t = 0 this is the derivative from the right."""
-        return np.full_like(np.asarray(t, dtype=np.float64), self.lam)
-
     def prox_scale(self, r: ArrayLike, rho: float) -> Float64Array:
         """Return max(0, 1 - lambda/(rho r)); at r = 0 the limit."""
         r = np.asarray(r, dtype=np.float64)
@@ -228,10 +212,6 @@ class MCP(Checked):
         """Return g(t)."""
         cut = np.minimum(np.asarray(t, dtype=np.float64), self.gamma * self.lam)
         return self.lam * cut - cut**2 / (2 * self.gamma)
-
-    def derivative(self, t: ArrayLike) -> Float64Array:
-        """Return g'(t); at t = 0 the derivative from the right."""
-        return np.maximum(self.lam - np.asarray(t, dtype=np.float64) / self.gamma, 0.0)
 
     def prox_scale(self, r: ArrayLike, rho: float) -> Float64Array:
         """Return max(0, 1 - lambda/(rho r)) / (1 - 1/(gamma rho)); 1.0 where r > gamma lambda."""

@@ -1,4 +1,4 @@
-"""theta_ij and v_ij of one pair in FPFC's store."""
+"""theta_ij and v_ij of one pair in FPFC's store, and how many pairs have a vector."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def v_of(store: PairwiseStore, i: int, j: int) -> np.ndarray:
     """Return v_ij = rho (1 - s) delta_ij, shape (d,). v_ji = -v_ij and v_ii = 0."""
     scale, delta = _find(store, i, j)
     return (store.rho * (1 - scale) * delta).astype(store.omega.dtype)
+
+
+def num_stored(store: PairwiseStore) -> int:
+    """Return how many pairs have a vector."""
+    return len(store._vectors)
 
 
 def _find(store: PairwiseStore, i: int, j: int) -> tuple[np.float64, np.ndarray]:

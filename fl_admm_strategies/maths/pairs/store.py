@@ -118,16 +118,6 @@ class PairwiseStore:
         view.flags.writeable = False
         return view
 
-    @property
-    def num_stored(self) -> int:
-        """Number of unordered pairs that are not plain."""
-        return len(self._vectors)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self._omega.nbytes + self._vectors.nbytes
-
     # ------------------------------------------------------------------------------------------
     # Algorithm 2
     # ------------------------------------------------------------------------------------------
@@ -231,8 +221,8 @@ class PairwiseStore:
         """
         clients = np.asarray(indices, np.intp)
         total, near = self._sums(clients, algebra.zeta_weight)
-        near[np.arange(len(clients)), clients] = True  # i itself
-        # Clients of one cluster have the same N_i, whose models are summed up only once.
+        # With i itself the clients of one cluster have the same N_i: its models are summed up once.
+        near[np.arange(len(clients)), clients] = True
         known: dict[bytes, int] = {}
         which = np.array([known.setdefault(row.tobytes(), len(known)) for row in near], np.intp)
         first = np.unique(which, return_index=True)[1]

@@ -50,11 +50,6 @@ class Vectors:
     def __len__(self) -> int:
         return len(self.pair_i)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(array.nbytes for array in (*self.state_arrays().values(), self.slot_of))
-
     def slots_with(self, clients: Mask) -> Slots:
         """Return the slots of the pairs with one of these clients or two, ascending."""
         return np.flatnonzero(clients.take(self.pair_i) | clients.take(self.pair_j))

@@ -70,20 +70,6 @@ def test_an_entry_of_another_shape_is_refused() -> None:
         own[2].theta = np.zeros(3)
 
 
-def test_who_comes_goes_between_and_who_leaves_takes_its_row_along() -> None:
-    own = table()
-    own.insert({5: {"theta": [5, 5]}, 0: {}, 9: {"steps": 9}})
-    assert own.ids == [0, 2, 5, 7, 9]
-    assert_array_equal(own.column("theta")[:, 0], [0, 0, 5, 7, 0])
-    assert_array_equal(own.column("steps"), [0, 3, 0, 0, 9])
-    own.remove([2, 9], 4)
-    assert own.ids == [0, 5, 7]
-    assert_array_equal(own.column("theta")[:, 0], [0, 5, 7])
-    assert_array_equal(own[7].theta, [7, 7])
-    with pytest.raises(KeyError):
-        own[2]
-
-
 def test_guests_are_known_for_a_round() -> None:
     own = table()
     own.add_pending({5: {"theta": [5, 5]}})

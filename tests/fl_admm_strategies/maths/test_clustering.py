@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from fl_admm_strategies.maths.clustering import cluster_models, clusters, fusion_bound
-from tests.support.refusals import refused
 
 
 def test_a_chain_is_one_cluster_although_its_ends_are_apart() -> None:
@@ -28,12 +26,6 @@ def test_all_alone_and_all_together() -> None:
 
 def test_an_infinite_norm_is_a_far_pair() -> None:
     assert_array_equal(clusters([[0, np.inf], [np.inf, 0]], nu=0.5), [0, 1])
-
-
-@pytest.mark.parametrize("nu", [-0.1, np.nan])
-def test_a_threshold_that_is_none_is_refused(nu: float) -> None:
-    with refused(ValueError, "nu"):
-        clusters([[0.0]], nu)
 
 
 def test_cluster_models_are_means_by_samples() -> None:

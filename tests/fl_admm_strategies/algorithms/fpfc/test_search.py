@@ -31,7 +31,7 @@ from tests.support.federation import (
     client_fn_of,
     initial_arrays,
 )
-from tests.support.pairs import v_of
+from tests.support.pairs import num_stored, v_of
 from tests.support.refusals import refused, warnings_in
 from tests.support.slopes import SLOPES, Samples, app_of, arrays, client_of, model, samples
 
@@ -136,7 +136,7 @@ def test_the_models_by_hand() -> None:
     ]
     pairs = strategy.state.pairs
     assert_allclose(pairs.omega, [alpha[g] for g in GROUPS], rtol=1e-6)
-    assert pairs.num_stored == 0
+    assert num_stored(pairs) == 0
     assert_array_equal(v_of(pairs, 0, 1), np.zeros(4))
     b = np.linalg.norm(alpha[0] - alpha[1])
     assert strategy.penalty_in_use.lam == pytest.approx(b / 3.7)
