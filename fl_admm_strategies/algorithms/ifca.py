@@ -20,12 +20,12 @@ from typing import ClassVar
 import numpy as np
 from flwr.common import log
 
-from ..maths.blocks import Arrays, Spec, prefixed, under
+from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern, matching, prefixed, under
 from ..maths.checks import Count
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.uploads import Upload
-from .shared.base import Weights
+from .shared.base import Weights, participants_mean
 from .shared.clustered import ClusteredState, ClusteredStrategy, Clusters
 
 TOOK, LOSS = "took-", "assigned-loss"
@@ -59,7 +59,7 @@ class IFCAState(ClusteredState):
 class IFCAEvaluation(Instruction):
     """All models, of which the client evaluates the one that it takes.
 
-    `more` has all but the first, ``K/NAME``.
+    The first is whole; `more` has what differs in the others, ``K/NAME``.
     """
 
     model: Arrays
@@ -69,7 +69,7 @@ class IFCAEvaluation(Instruction):
     def models(self) -> list[Arrays]:
         """Return the models by their number."""
         more = self.more or {}
-        return [self.model, *(under(f"{k}/", more) for k in range(1, self.num_clusters))]
+        return [self.model | under(f"{k}/", more) for k in range(self.num_clusters)]
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,10 @@ class IFCA(ClusteredStrategy):
         L (k in the paper).
     weights : {"uniform", "size"} (default: "uniform")
         Whether the mean of models is the plain one or weighted by examples.
+    clustered : str, optional
+        Regular expression searched in the names of the arrays: what differs by cluster. The other
+        arrays are the same in all models, and the mean over all participants (the paper's weight
+        sharing). By default everything differs.
     restarts : int (default: 1)
         Starts that are tried, one after another, each with other models. The start with the least
         mean training loss goes on.
@@ -111,8 +115,13 @@ class IFCA(ClusteredStrategy):
 
     num_clusters: Count = field(kw_only=False)
     weights: Weights = "uniform"
+    clustered: Pattern | None = None
     restarts: Count = 1
     restart_rounds: Count = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._clustered = compile_pattern("clustered", self.clustered)
 
     # ------------------------------------------------------------------------------------------
     # The models at the start
@@ -120,6 +129,8 @@ class IFCA(ClusteredStrategy):
 
     def init_state(self, arrays: Arrays) -> IFCAState:
         """Start with L models."""
+        if self._clustered is not None:
+            matching("clustered", self._clustered, self.trained)
         models = self._start(arrays, 0)
         initial, best = (arrays, _joined(models)) if self.restarts > 1 else ({}, {})
         return IFCAState(Clusters(models), initial, best, math.inf, 0)
@@ -127,28 +138,33 @@ class IFCA(ClusteredStrategy):
     def _start(self, initial: Arrays, trial: int) -> list[Arrays]:
         first = trial * self.num_clusters
         numbers = range(first, first + self.num_clusters)
-        return [self.starting_model(initial, number) for number in numbers]
+        return [initial | self._part(self.starting_model(initial, number)) for number in numbers]
 
     def starting_model(self, initial: Arrays, number: int) -> Arrays:
         """Return the model of a number: 0, ..., L - 1 for the first start, L, ... for the next.
 
-        The first is the run's initial model. In the others every trained array is drawn with the
-        mean and the deviation that it has there.
+        The first is the run's initial model. In the others every trained array that differs by
+        cluster is drawn with the mean and the deviation that it has there.
         """
         if number == 0:
             return initial
-        if not any(initial[name].std() for name in self.trained):
+        trained = self._part({name: initial[name] for name in self.trained})
+        if not any(array.std() for array in trained.values()):
             raise ValueError(
                 "Every array of the initial model is constant, so that all models would be the "
                 "same and all clients take the first. Start IFCA from a random model."
             )
         rng = np.random.default_rng([self.seed, number, *b"ifca"])
         drawn = dict(initial)
-        for name in self.trained:
-            array = initial[name]
+        for name, array in trained.items():
             noise = rng.standard_normal(array.shape)
             drawn[name] = (array.mean() + array.std() * noise).astype(array.dtype)
         return drawn
+
+    def _part(self, arrays: Arrays) -> Arrays:
+        """Return what differs by cluster."""
+        pattern = self._clustered
+        return {n: array for n, array in arrays.items() if pattern is None or pattern.search(n)}
 
     # ------------------------------------------------------------------------------------------
     # One round
@@ -170,7 +186,7 @@ class IFCA(ClusteredStrategy):
 
     def _models(self) -> tuple[Arrays, Arrays | None]:
         first, *others = self.state.clusters.models
-        return first, _joined(others, 1) or None
+        return first, _joined(map(self._part, others), 1) or None
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
@@ -199,7 +215,7 @@ class IFCA(ClusteredStrategy):
             raise ValueError(f"It does not report which of the {self.num_clusters} models it took.")
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Set every model to the mean of what its clients made of it."""
+        """Set every model to the mean of its clients' models, what is shared to the mean of all."""
         clusters = self.state.clusters
         for client, reply in replies.items():
             clusters.of[client] = self._taken(reply.metrics)
@@ -208,6 +224,10 @@ class IFCA(ClusteredStrategy):
         else:
             for cluster, own in clusters.split(replies).items():
                 clusters.average(cluster, own, self.weights)
+            first = clusters.models[0]
+            shared = {name: first[name] for name in first.keys() - self._part(first).keys()}
+            common = participants_mean(shared, replies, self.weights)
+            clusters.models = [model | common for model in clusters.models]
         self.state.rounds += 1
 
     def _taken(self, metrics: Metrics) -> int | None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, MessageType
 from numpy.testing import assert_allclose
+from torch import Tensor
 
 from clients import IFCAClient
 from fl_admm_strategies import IFCA
@@ -146,6 +148,29 @@ def test_a_start_is_measured_on_everybody() -> None:
     asked = {r: sorted(clients) for r, clients in strategy.train_metrics.items()}
     assert asked == {1: [0], 2: [0, 1, 2, 3], 3: [2]}
     assert strategy.traffic[2].up == 0
+
+
+def test_what_is_shared_is_moved_by_all() -> None:
+    class Two(Scalar):
+        """w = shared + own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.common = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return (self.w + self.common).expand(len(inputs))
+
+    strategy = ifca(clustered="^w$", local_epochs=1)
+    follow(strategy, clients_of(Two), ALL)
+    # One step is -.1 g: the gradients of E1, (-1.4, -3.8, .9, 1.02), of the clusters (1, 1, 2, 1).
+    first, second = strategy.state.clusters.models
+    assert_allclose(first["w"], 0.6 + 0.1 * (1.4 + 3.8 - 1.02) / 3, atol=1e-12)
+    assert_allclose(second["w"], -0.1 - 0.09, atol=1e-12)
+    for model in (first, second):
+        assert_allclose(model["common"], 0.1 * (1.4 + 3.8 - 0.9 - 1.02) / 4, atol=1e-12)
+    with refused(ValueError, "clustered", "seen"):  # a buffer
+        follow(ifca(clustered="seen"), clients_of(Counting), ALL)
 
 
 def test_buffers_go_with_their_model() -> None:
