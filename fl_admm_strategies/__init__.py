@@ -45,7 +45,6 @@ from .runtime.models import Models, load_models
 from .runtime.privacy import ClientDP
 from .runtime.stopping import EarlyStopping
 from .runtime.strategy import StatefulStrategy
-from .runtime.tracking import metrics_frame, to_mlflow, to_tensorboard, to_wandb
 
 __version__ = "0.2.0"
 
@@ -104,9 +103,5 @@ __all__ = [
     "initial_item_weights",
     "load_models",
     "made_by",
-    "metrics_frame",
     "run_in_process",
-    "to_mlflow",
-    "to_tensorboard",
-    "to_wandb",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -74,22 +75,26 @@ def test_after_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.slow
 def test_tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names = {**vars(fl_admm_strategies), **vars(clients), "MetricRecord": MetricRecord}
-    aggregated, _, _, frame, best, schedules = snippets("tracking.md")
+    wandb, mlflow, pandas = MagicMock(), MagicMock(), pytest.importorskip("pandas")
+    trackers = {"wandb": wandb, "mlflow": mlflow, "pandas": pandas, "MetricRecord": MetricRecord}
+    names = {**vars(fl_admm_strategies), **vars(clients), **trackers}
+    aggregated, tracked, frame, best, schedules = snippets("tracking.md")
     exec(aggregated, names)
     names["arrays"] = initial_arrays()
     with InProcessGrid(client_app(client_fn_of(FedADMMClient)), NUM_CLIENTS) as grid:
         names["grid"] = grid
         names["evaluate"] = lambda r, arrays: MetricRecord({"accuracy": 1 / (1 + abs(r - 2))})
+        exec(tracked.replace("100", "2"), names)
+        assert wandb.log.call_args.kwargs == mlflow.log_metrics.call_args.kwargs == {"step": 2}
+        assert wandb.log.call_args.args[0].keys() >= {"train-loss", "worst-accuracy"}
         exec(best, names)
     strategy = names["strategy"]
     assert strategy.last_round == 22  # 20 rounds after the best
     assert names["best"].global_.keys() == initial_arrays().keys()
     exec(frame, names)
-    assert set(names["means"]["phase"]) == {"train", "evaluate", "server"}
-    worst = names["means"][names["means"]["metric"] == "worst-accuracy"].set_index("round")["value"]
-    each = strategy.evaluate_metrics[2].values()
-    assert worst[2] == min(own["global-accuracy"] for own in each)
+    accuracies = names["frame"].query("round == 2 and metric == 'global-accuracy'")["value"]
+    means = strategy.run.record.result.evaluate_metrics_clientapp
+    assert means[2]["worst-accuracy"] == accuracies.min()
     exec(schedules, names)
 
 

@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp
 from clients import client_app
 from fl_admm_strategies import InProcessGrid, LegacyServer, run_in_process
 from fl_admm_strategies.runtime.common.interrupts import interruptible
-from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
+from fl_admm_strategies.runtime.saving.checkpoints import rounds_in
 from tests.support.cases import CHEAP, NUM_CLIENTS
 from tests.support.federation import Adding, Mean, trained
 from tests.support.legacy import app_of
@@ -138,7 +138,7 @@ def started(*command: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
 
 def saved(process: subprocess.Popen[str], checkpoints: Path) -> None:
     """Wait until two rounds are saved."""
-    while len(Checkpoints(checkpoints).rounds()) < 2:
+    while len(rounds_in(checkpoints)) < 2:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
 
@@ -167,7 +167,7 @@ def test_the_command_line_ends_with_130_and_the_command_that_goes_on(engine, tmp
         error,
     )
     assert found is not None, error
-    last = Checkpoints(tmp_path / "a run" / "checkpoints").rounds()[-1]
+    last = rounds_in(tmp_path / "a run" / "checkpoints")[-1]
     assert int(found[1]) <= last <= int(found[1]) + 1
     _, *again = shlex.split(found[2])
     if engine:

@@ -17,7 +17,7 @@ import torch
 from clients import client_app
 from fl_admm_strategies import InProcessGrid
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
+from fl_admm_strategies.runtime.saving.checkpoints import rounds_in
 from fl_admm_strategies.runtime.saving.files import read_arrays
 from tests.support.cases import NUM_CLIENTS, case_of
 from tests.support.federation import assert_same_bits, client_fn_of
@@ -62,7 +62,7 @@ def outcome(folder: Path) -> tuple[int, Arrays, list[dict[str, Any]]]:
     Without the bytes: after a restart the server sends, to be on the safe side, what a client may
     have lost.
     """
-    last = Checkpoints(folder / "checkpoints").rounds()[-1]
+    last = rounds_in(folder / "checkpoints")[-1]
     arrays, _ = read_arrays(folder / "checkpoints" / f"round-{last:06d}.safetensors")
     lines = (folder / "checkpoints" / "history.jsonl").read_text().splitlines()
     history = [json.loads(line) for line in lines]
@@ -75,7 +75,7 @@ def outcome(folder: Path) -> tuple[int, Arrays, list[dict[str, Any]]]:
 
 
 def newest(folder: Path) -> int:
-    return max(Checkpoints(folder / "checkpoints").rounds(), default=0)
+    return max(rounds_in(folder / "checkpoints"), default=0)
 
 
 @pytest.mark.slow

@@ -105,9 +105,9 @@ class LocalGrid(Grid):
             # first, since the end of one lets the next to its node begin.
             for message_id in reversed(message_ids):
                 if (late := self._replies.pop(message_id, None)) is not None:
-                    self._drop(late)
+                    self._drop(message_id, late)
 
-    def _drop(self, reply: Future[Message]) -> None:
+    def _drop(self, message_id: str, reply: Future[Message]) -> None:
         """End what is to become a reply, where that is possible."""
 
 

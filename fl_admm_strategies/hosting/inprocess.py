@@ -14,13 +14,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from functools import partial
 from io import BytesIO
 from logging import ERROR
 from queue import SimpleQueue
-from typing import NamedTuple, Self, TypeAlias, TypeVar, cast
+from typing import NamedTuple, Self, TypeAlias, cast
 
 from flwr.app import Array, Context, Error, Message, RecordDict, UserConfigValue
 from flwr.common import log
@@ -32,10 +31,9 @@ from ..runtime.common.interrupts import Interrupted, interruptible
 from ..runtime.messages.identity import IN_PROCESS
 from ..runtime.messages.records import describe, printable
 from .grid import LocalGrid, set_message_id
-from .workers import Worker, pack_function
+from .workers import Worker, WorkerDiedError, pack_function
 
 ClientAppLike: TypeAlias = Callable[[Message, Context], Message]
-Given = TypeVar("Given")
 Done: TypeAlias = tuple[Message, Context]
 """A client's reply and the context that it left."""
 
@@ -50,14 +48,6 @@ class _Failure(NamedTuple):
     code: int
     reason: str
     details: str
-
-
-class _Task(NamedTuple):
-    """A message that waits for a worker."""
-
-    message: Message
-    reply: Future[Message]
-    previous: Future[Message] | None  # of the message to its node before
 
 
 class InProcessGrid(LocalGrid):
@@ -166,14 +156,16 @@ class InProcessGrid(LocalGrid):
         self._lock = threading.RLock()  # of all that follows, and of the contexts
         self._closed = False
         self._last_of_node: dict[int, Future[Message]] = {}
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._running: dict[Future[Message], Worker] = {}
+        self._running: dict[str, Worker] = {}  # by message id
+        self._dropped: set[str] = set()  # messages of which no reply is wanted any more
         self._function = pack_function(partial(_run_client, client_app)) if workers else b""
         self._workers = [Worker(self._function) for _ in range(workers)]
         for worker in self._workers:
             worker.check()
+        self._idle: SimpleQueue[int] = SimpleQueue()  # places in the list of workers
         for place in range(workers):
-            threading.Thread(target=self._serve, args=(place,), daemon=True).start()
+            self._idle.put(place)
+        self._threads = ThreadPoolExecutor(workers) if workers else None
 
     def context(self, node_id: int) -> Context:
         """Return a node's context as the last successful message to it left it.
@@ -205,11 +197,13 @@ class InProcessGrid(LocalGrid):
         """End the workers and drop what they run. Contexts stay readable; sending raises."""
         with self._lock:
             self._closed = True
-            for reply in [*self._replies.values()][::-1]:
-                self._drop(reply)
+            for message_id, reply in reversed(self._replies.items()):
+                self._drop(message_id, reply)
+            self._replies.clear()
             for worker in self._workers:
-                self._tasks.put(None)
                 worker.kill()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
 
     def abandon(self) -> None:
         """Close the grid from a signal handler: at once, whoever holds its lock."""
@@ -224,79 +218,80 @@ class InProcessGrid(LocalGrid):
 
     def _submit(self, message: Message) -> Future[Message]:
         """Have a client answer a message: at once, or in a worker after its earlier messages."""
-        reply: Future[Message] = Future()
         node = message.metadata.dst_node_id
         with self._lock:
             if self._closed:
                 raise RuntimeError("this InProcessGrid has been closed; make a new one")
-            if node not in self._contexts:
-                reason = self._no_such_node(node)
-                failure = _Failure(ErrorCode.NODE_UNAVAILABLE, reason, reason)
-                reply.set_result(self._finished(message, failure))
-            elif self._workers:
-                self._tasks.put(_Task(message, reply, self._last_of_node.get(node)))
+            if self._threads is not None and node in self._contexts:
+                previous = self._last_of_node.get(node)
+                reply = self._threads.submit(self._answer_of_worker, message, previous)
                 self._last_of_node[node] = reply
-            else:
-                with interruptible():
-                    given = (message, self._contexts[node])
-                    outcome = _run(self._client_app, given, _copied, _copied)
-                reply.set_result(self._finished(message, outcome))
+                return reply
+            reply = Future()
+            reply.set_result(self._finished(message, self._outcome_here(message)))
         return reply
 
-    def _serve(self, place: int) -> None:
-        """Run the messages that are waiting on a worker, one after another."""
-        while (task := self._tasks.get()) is not None:
-            if task.previous is not None:
-                with suppress(CancelledError):
-                    task.previous.result()
-            outcome: bytes | _Failure
-            try:
-                outcome = self._run_on_worker(place, task)
-            except CancelledError:
-                continue
-            except Exception as error:  # where a thread ended, its messages would wait for ever
-                reason = f"{error}; debug it with workers=0"
-                outcome = _Failure(ErrorCode.UNKNOWN, reason, reason)
-            with self._lock:
-                self._running.pop(task.reply, None)
-                if self._last_of_node.get(node := task.message.metadata.dst_node_id) is task.reply:
-                    del self._last_of_node[node]
-                if not task.reply.cancelled():
-                    task.reply.set_result(self._finished(task.message, outcome))
+    def _outcome_here(self, message: Message) -> Done | _Failure:
+        """Run a message's client in this process; lock held."""
+        node = message.metadata.dst_node_id
+        if node not in self._contexts:
+            reason = self._no_such_node(node)
+            return _Failure(ErrorCode.NODE_UNAVAILABLE, reason, reason)
+        try:
+            with interruptible():
+                given = _copied((message, self._contexts[node]))
+                return _copied(_reply_of(self._client_app, *given))
+        except Interrupted:
+            raise
+        except BaseException as error:  # a client's sys.exit() must not end the server
+            return _failure(error)
 
-    def _run_on_worker(self, place: int, task: _Task) -> bytes | _Failure:
-        """Run a message on one of the workers, or on a new one in its place if it has died.
+    def _answer_of_worker(self, message: Message, previous: Future[Message] | None) -> Message:
+        """Run a message's client on a worker, and on a new one in its place if it has died.
 
         Raises
         ------
         CancelledError
-            If the message was dropped before it began.
-        WorkerDiedError
-            If the process ended.
-        RuntimeError
-            If a new worker cannot load the ClientApp.
+            If the message was dropped.
         """
+        if previous is not None:
+            wait([previous])
+        message_id, place = message.metadata.message_id, self._idle.get()
+        outcome: Done | _Failure
+        try:
+            worker = self._begin(message_id, place)
+            # Packed only now: a packed round of many large models would not fit into memory.
+            packed = _pickled((message, self._contexts[message.metadata.dst_node_id]))
+            outcome = pickle.loads(worker.call(packed))
+        except (WorkerDiedError, RuntimeError) as error:
+            reason = f"{error}; debug it with workers=0"
+            outcome = _Failure(ErrorCode.UNKNOWN, reason, reason)
+        except Exception as error:  # what a client's reply raises where it is unpacked
+            outcome = _failure(error)
+        finally:
+            self._idle.put(place)  # a worker that was killed is replaced there
         with self._lock:
-            if task.reply.cancelled():
+            self._running.pop(message_id, None)
+            if message_id in self._dropped:
+                self._dropped.remove(message_id)
+                raise CancelledError
+            return self._finished(message, outcome)
+
+    def _begin(self, message_id: str, place: int) -> Worker:
+        """Return the worker in a place, which runs a message from now on."""
+        with self._lock:
+            if message_id in self._dropped:
                 raise CancelledError
             if self._workers[place].has_died():
                 self._workers[place].kill()
                 self._workers[place] = Worker(self._function)
                 self._workers[place].check()
-            worker = self._running[task.reply] = self._workers[place]
-        # Packed only now: a packed round of many large models would not fit into memory.
-        packed = _pickled((task.message, self._contexts[task.message.metadata.dst_node_id]))
-        outcome: bytes | _Failure = worker.call(packed)
-        return outcome
+            self._running[message_id] = self._workers[place]
+            return self._workers[place]
 
-    def _finished(self, message: Message, outcome: bytes | Done | _Failure) -> Message:
+    def _finished(self, message: Message, outcome: Done | _Failure) -> Message:
         """Commit a client's context and return its reply, or an error reply; lock held."""
         node_id = message.metadata.dst_node_id
-        if isinstance(outcome, bytes):
-            try:
-                outcome = cast(Done, pickle.loads(outcome))
-            except Exception as error:
-                outcome = _failure(error)
         if isinstance(outcome, _Failure):
             log(ERROR, f"Node {node_id}, {message.metadata.message_type!r}: {outcome.details}")
             reply = Message(Error(outcome.code, outcome.reason), reply_to=message)
@@ -305,12 +300,13 @@ class InProcessGrid(LocalGrid):
         set_message_id(reply, f"reply-{message.metadata.message_id}")
         return reply
 
-    def _drop(self, reply: Future[Message]) -> None:
+    def _drop(self, message_id: str, reply: Future[Message]) -> None:
         """Forget a reply that is to come, and end the worker on which its client runs."""
         with self._lock:
-            if not reply.cancelled() and reply.cancel():
-                reply.set_running_or_notify_cancel()  # for those who wait for it
-            if worker := self._running.get(reply):
+            if reply.cancel() or reply.done():
+                return
+            self._dropped.add(message_id)
+            if worker := self._running.get(message_id):
                 worker.kill()
 
     def _no_such_node(self, node_id: int) -> str:
@@ -370,28 +366,16 @@ def run_in_process(
     return context
 
 
-def _run_client(client_app: ClientAppLike, packed: bytes) -> bytes | _Failure:
-    """Run the app on unpickled copies; return its reply and context pickled, or why not."""
-    return _run(client_app, packed, pickle.loads, _pickled)
-
-
-def _run(
-    client_app: ClientAppLike,
-    sent: Given,
-    taken: Callable[[Given], Done],
-    returned: Callable[[Done], Given],
-) -> Given | _Failure:
-    """Run the app on what `taken` makes; return its reply and context, or why there are none."""
+def _run_client(client_app: ClientAppLike, packed: bytes) -> bytes:
+    """Run the app in a worker; return its reply and context pickled, or why there are none."""
     try:
-        return returned(_reply_of(client_app, *taken(sent)))
-    except Interrupted:
-        raise
-    except BaseException as error:  # a client's sys.exit() must not end the server
-        return _failure(error)
+        return _pickled(_reply_of(client_app, *pickle.loads(packed)))
+    except BaseException as error:
+        return _pickled(_failure(error))
 
 
-def _pickled(pair: Done) -> bytes:
-    return pickle.dumps(pair, protocol=pickle.HIGHEST_PROTOCOL)
+def _pickled(outcome: Done | _Failure) -> bytes:
+    return pickle.dumps(outcome, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _reply_of(client_app: ClientAppLike, message: Message, context: Context) -> Done:

@@ -20,7 +20,6 @@ from contextlib import contextmanager, suppress
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any
 
 import cloudpickle
 
@@ -78,11 +77,11 @@ class Worker:
                 "that refers to as a new Python process would; see what differs there."
             )
 
-    def call(self, argument: bytes) -> Any:
+    def call(self, argument: bytes) -> bytes:
         """Call the function and return what it returns; `WorkerDiedError` if the process ends."""
         try:
             self._pipe.send_bytes(argument)
-            return self._pipe.recv()
+            return self._pipe.recv_bytes()
         except (EOFError, OSError):
             raise WorkerDiedError(
                 f"worker process {self.pid} {self.kill()} (os._exit, a crash in native code, or "
@@ -104,7 +103,7 @@ class Worker:
         return f"ended with exit code {code}"
 
 
-def pack_function(function: Callable[[bytes], Any]) -> bytes:
+def pack_function(function: Callable[[bytes], bytes]) -> bytes:
     """Return a function for a `Worker`; raise TypeError if it cannot be pickled."""
     try:
         return bytes(cloudpickle.dumps(function))
@@ -145,7 +144,7 @@ def _work(pipe: Connection) -> None:
         while True:
             result = function(pipe.recv_bytes())
             sys.stdout.flush()  # a worker that is killed does not take along what it printed
-            pipe.send(result)
+            pipe.send_bytes(result)
 
 
 def _exit_with_the_parent(descriptor: int) -> None:

@@ -73,7 +73,7 @@ class KeepBest:
             raise ValueError(f"KeepBest finds no model on the server: {models.absent}")
         models.save(self._folder)
         text = json.dumps({"round": server_round, "metric": best.metric, "value": best.value})
-        with replacing(note, len(text)) as part:
+        with replacing(note) as part:
             part.write_text(text, encoding="utf-8")
         log(
             INFO,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -22,15 +20,13 @@ from .algorithm import Algorithm, OnClient
 from .messages.records import COLLECT, ClientInstruction, RawReply, Scalar, from_array_record
 from .messages.stamp import made_by
 from .run import Exchange, Run
-from .saving.files import DamagedFileError, make_folder, read_arrays, replacing, write_arrays
+from .saving.files import DamagedFileError, read_arrays, replacing, write_arrays
 
 FOLDER = "models"
 """Of the models in a results folder."""
 
 MANIFEST = "models.json"
-"""What is in a folder of models: whose each file is, and its hash."""
-
-_NAME = re.compile(r"(global|client|cluster)(?:-([0-9]{1,20}))?")
+"""Which models are in a folder."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,35 +76,28 @@ class Models:
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write every model to ``NAME.safetensors`` in a folder; return the files.
 
-        Beside them `MANIFEST` says which they are, so that no file passes for another. Models of
-        the same names that are there are replaced.
+        Each file names its model, so that none passes for another. Models of the same names that
+        are there are replaced.
         """
         path = Path(folder)
-        make_folder(path)
-        written, hashes = [], {}
-        for name, arrays in self.named().items():
-            written.append(_file(path, name))
-            write_arrays(written[-1], arrays, {"method": self.method})
-            hashes[name] = _hash(written[-1])
+        path.mkdir(parents=True, exist_ok=True)
+        models = self.named()
+        files = {name: _file(path, name) for name in models}
+        for name, arrays in models.items():
+            write_arrays(files[name], arrays, {"method": self.method, "model": name})
         manifest = {
             "method": self.method,
             "absent": self.absent,
-            "models": hashes,
+            "models": list(models),
             "cluster-of": self.cluster_of,
         }
-        content = json.dumps(manifest, indent=1).encode()
-        with replacing(path / MANIFEST, len(content)) as part:
-            part.write_bytes(content)
-        return written
+        with replacing(path / MANIFEST) as part:
+            part.write_text(json.dumps(manifest, indent=1))
+        return list(files.values())
 
 
 def _file(folder: Path, name: str) -> Path:
     return folder / f"{name}.safetensors"
-
-
-def _hash(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def load_models(folder: str | os.PathLike[str]) -> Models:
@@ -132,34 +121,35 @@ def load_models(folder: str | os.PathLike[str]) -> Models:
         ) from None
     try:
         manifest = json.loads(content)
-        names = {name: _NAME.fullmatch(name) for name in manifest["models"]}
-        hashes = {name: str(manifest["models"][name]) for name in names}
-        numbers = {name: (found[1], int(found[2] or 0)) for name, found in names.items() if found}
+        names = [str(name) for name in manifest["models"]]
         cluster_of = {int(client): int(k) for client, k in manifest["cluster-of"].items()}
         method, absent = str(manifest["method"]), str(manifest["absent"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedFileError(f"{path / MANIFEST} cannot be read: {error!r}") from error
-    parts: dict[str, dict[int, Arrays]] = {"global": {}, "cluster": {}, "client": {}}
-    for name, (kind, number) in numbers.items():
-        file = _file(path, name)
-        parts[kind][number] = _read_model(file, hashes[name])
-    personal, clusters = (dict(sorted(parts[kind].items())) for kind in ("client", "cluster"))
+    models = {name: _read_model(_file(path, name), name, method) for name in names}
+
+    def of_kind(kind: str) -> dict[int, Arrays]:
+        prefix = f"{kind}-"
+        found = {int(n.removeprefix(prefix)): a for n, a in models.items() if n.startswith(prefix)}
+        return dict(sorted(found.items()))
+
     cluster_of = dict(sorted(cluster_of.items()))
-    return Models(method, parts["global"].get(0), personal, clusters, cluster_of, absent)
+    return Models(
+        method, models.get("global"), of_kind("client"), of_kind("cluster"), cluster_of, absent
+    )
 
 
-def _read_model(file: Path, expected: str) -> Arrays:
-    """Return a model, if its file is the one that the manifest lists."""
+def _read_model(file: Path, name: str, method: str) -> Arrays:
     try:
-        found = _hash(file)
-    except OSError as error:
-        raise DamagedFileError(f"{file} cannot be read: {error.strerror}") from error
-    if found != expected:
+        arrays, metadata = read_arrays(file)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{file}: {error}") from error
+    if metadata != {"method": method, "model": name}:
         raise DamagedFileError(
-            f"{file} is not the model that {MANIFEST} lists under this name: it was replaced, "
-            "renamed or damaged. Save the models again, or put the file back."
+            f"{file} holds {metadata}, expected the model {name!r} of {method}. Save the models "
+            "again, or put the file back."
         )
-    return read_arrays(file)[0]
+    return arrays
 
 
 def model_here(algorithm: Algorithm, kind: str, client_id: int) -> Arrays:

@@ -405,8 +405,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             changed: clients have joined or left.
         on_round : callable or sequence of callable, optional
             ``on_round(server_round, metrics)``, called when a round is complete, with the same
-            metrics, such as `KeepBest` and `to_wandb`; `train_metrics`, `evaluate_metrics` and the
-            state may be read in it. It comes after the round's checkpoint; a resumed run
+            metrics, such as `KeepBest`; `train_metrics`, `evaluate_metrics` and the state may be
+            read in it. It comes after the round's checkpoint; a resumed run
             reports its last round again.
         progress : bool, optional
             Show a progress bar on standard error. By default where that is a terminal.
@@ -475,7 +475,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         callbacks = Callbacks(run, self._whole_model, evaluate_fn, stop, on_round)
         stopping = callbacks.catch_up()
         with (
-            explaining(run.resume.after_an_interrupt),
+            explaining(run.resume.how_to_go_on),
             progress_bar(type(self).__name__, num_rounds, run.last_round, progress) as advance,
         ):
             for server_round in range(run.last_round + 1, num_rounds + 1):

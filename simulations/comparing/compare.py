@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any
 
 from clients.toolkit.solving.steps import take_steps
-from fl_admm_strategies.runtime.saving.files import lock_folder, make_folder
+from fl_admm_strategies.runtime.saving.files import lock_folder
 
 from ..problems.scores import METRICS
 from ..reports import write_text
@@ -99,7 +99,7 @@ def compare(
     RuntimeError
         If the comparison in the folder is still going on, or Optuna is missing.
     """
-    make_folder(out / CELLS)
+    (out / CELLS).mkdir(parents=True, exist_ok=True)
     with lock_folder(out / CELLS):
         write_text(out / COMPARISON, comparison.to_toml())
         workers = Workers(most or num_cores())

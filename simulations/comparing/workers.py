@@ -76,9 +76,10 @@ class Workers:
             self._turn.notify_all()
 
 
-def _unpack_and_work(packed: bytes) -> None:
+def _unpack_and_work(packed: bytes) -> bytes:
     work, job, path = pickle.loads(packed)
     _quietly(work, job, path)
+    return b""
 
 
 def _quietly(work: Callable[..., None], job: Any, path: Path) -> None:

@@ -130,5 +130,5 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file, as a whole or not at all."""
-    with replacing(path, len(content)) as part:
+    with replacing(path) as part:
         part.write_bytes(content)

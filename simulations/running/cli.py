@@ -234,7 +234,7 @@ def compare(
 
 def resuming(out: Path | None) -> str:
     """Return what is saved of a run that came to no end, and the command that goes on with it."""
-    from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
+    from fl_admm_strategies.runtime.saving.checkpoints import rounds_in
 
     from .folder import CHECKPOINTS
 
@@ -242,7 +242,7 @@ def resuming(out: Path | None) -> str:
         return "The run had not begun."
     more = ["--resume"] if "--out" in sys.argv else ["--out", str(out), "--resume"]
     command = shlex.join([*_program(), *sys.argv[1:], *more])
-    rounds = Checkpoints(out / CHECKPOINTS).rounds()
+    rounds = rounds_in(out / CHECKPOINTS)
     saved = f"The run is saved up to round {rounds[-1]}" if rounds else "No round is saved yet"
     return f"{saved}; go on with: {command}"
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from errno import EACCES
 from pathlib import Path
 
-from fl_admm_strategies.runtime.saving.files import lock_folder, make_folder
+from fl_admm_strategies.runtime.saving.files import lock_folder
 
 from ..experiments.loading import changed_settings, load_settings
 from ..settings.tables import Settings
@@ -76,7 +76,7 @@ def _folder(wanted: Path, settings: Settings, resume: bool) -> Path:
             "--set and --seed that it was started with, or give another --out, or leave "
             "--resume out to start a new run."
         )
-    make_folder(wanted)
+    wanted.mkdir(parents=True, exist_ok=True)
     if not os.access(wanted, os.W_OK):
         raise PermissionError(EACCES, os.strerror(EACCES))
     if resume:
@@ -87,8 +87,7 @@ def _folder(wanted: Path, settings: Settings, resume: bool) -> Path:
 
 def _new_folder(name: str) -> Path:
     folder = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
-    make_folder(folder.parent)
-    folder.mkdir(0o700)
+    folder.mkdir(parents=True)
     return folder
 
 

@@ -13,8 +13,8 @@ from rich.markdown import Markdown
 
 from fl_admm_strategies import Local, Models, StatefulStrategy
 from fl_admm_strategies.runtime.models import FOLDER as MODELS_FOLDER
+from fl_admm_strategies.runtime.saving import checkpoints
 from fl_admm_strategies.runtime.saving import history as histories
-from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
 from fl_admm_strategies.runtime.saving.files import link_file, lock_folder
 
 from .. import reports
@@ -126,7 +126,7 @@ def _train(run: PreparedRun, grid: Grid, console: Console) -> tuple[Finished, Sc
     )
     seconds = time.monotonic() - began
     link_file(out / folder.CHECKPOINTS / histories.FILE, out / folder.metrics_file())
-    Checkpoints(out / folder.CHECKPOINTS).finish(strategy.last_round, out / folder.STATE)
+    checkpoints.finish(out / folder.CHECKPOINTS, strategy.last_round, out / folder.STATE)
     strategy.models().save(out / MODELS_FOLDER)
     if not history.rounds:
         raise RuntimeError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
+from fl_admm_strategies.runtime.saving.checkpoints import save
 from fl_admm_strategies.runtime.saving.files import read_arrays
 
 CLIENTS, PARAMETERS = 100, 1_000_000
@@ -36,13 +36,13 @@ def test_plain_write(benchmark: Any, tmp_path: Path) -> None:
 
 
 def test_checkpoint(benchmark: Any, tmp_path: Path) -> None:
-    checkpoints, arrays = Checkpoints(tmp_path, keep=1), state(benchmark)
+    arrays = state(benchmark)
     benchmark.group = "400 MB"
-    benchmark.pedantic(checkpoints.save, args=(1, arrays, {}), warmup_rounds=1, rounds=5)
+    benchmark.pedantic(save, args=(tmp_path, 1, arrays, {}, 1), warmup_rounds=1, rounds=5)
 
 
 def test_read(benchmark: Any, tmp_path: Path) -> None:
-    Checkpoints(tmp_path, keep=1).save(1, state(benchmark), {})
+    save(tmp_path, 1, state(benchmark), {}, 1)
     (path,) = tmp_path.iterdir()
     benchmark.group = "400 MB"
     benchmark.pedantic(read_arrays, args=(path,), warmup_rounds=1, rounds=5)

@@ -16,12 +16,7 @@ from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import STATE_LOST, to_array_record, views
-from fl_admm_strategies.runtime.saving.files import (
-    DamagedFileError,
-    make_folder,
-    read_arrays,
-    write_arrays,
-)
+from fl_admm_strategies.runtime.saving.files import DamagedFileError, read_arrays, write_arrays
 
 
 class ContextStore:
@@ -101,7 +96,7 @@ class FolderStore:
 
     def write(self, server_round: int, arrays: Mapping[str, NDArray[Any]], run: str) -> None:
         """Store the arrays of a round: after a kill they are there as a whole or not at all."""
-        make_folder(self._folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
         write_arrays(self._path(server_round), arrays, {"run": run})
 
     def remove(self, server_round: int) -> None:

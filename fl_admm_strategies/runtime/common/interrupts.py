@@ -51,8 +51,9 @@ def interruptible(on_interrupt: Callable[[], None] | None = None) -> Iterator[No
 
 @contextmanager
 def explaining(how: Callable[[], str]) -> Iterator[None]:
-    """Let an interrupt of a `with` block say, as its text, how to go on."""
+    """Let an interrupt of a `with` block say, as its text, what `how` returns."""
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(how()) from None  # no other ends a script as Ctrl-C does
+        # No other error ends a script as Ctrl-C does.
+        raise KeyboardInterrupt(f"The run was interrupted. {how()}") from None

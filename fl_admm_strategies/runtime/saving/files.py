@@ -2,15 +2,13 @@
 
 Everything is safetensors: reading a file runs no code. A file is written under another name,
 flushed to the disk and renamed, so that under its own name it is whole; a checksum over all of its
-content finds what a disk or a copy damaged since. Files and folders are their owner's alone: they
-hold models and what clients measured.
+content finds what a disk or a copy damaged since.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
@@ -21,7 +19,6 @@ from typing import Any
 import numpy as np
 from filelock import AcquireReturnProxy, BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
-from rich.filesize import decimal
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -38,35 +35,23 @@ class DamagedFileError(ValueError):
 
 
 class NotWrittenError(OSError):
-    """A file could not be written: which, how large, and why; most often the disk is full."""
-
-
-def private(path: str, flags: int) -> int:
-    """Open a file, which is its owner's alone if it is new: an `opener` for `open`."""
-    return os.open(path, flags, 0o600)
+    """A file could not be written: which, and why; most often the disk is full."""
 
 
 @contextmanager
-def writing(path: Path, size: int) -> Iterator[None]:
-    """Let a `with` block that writes so many bytes to a file raise `NotWrittenError`."""
+def writing(path: Path) -> Iterator[None]:
+    """Let a `with` block that writes a file raise `NotWrittenError`."""
     try:
         yield
+    except NotWrittenError:
+        raise
     except (OSError, SafetensorError) as error:
-        if isinstance(error, NotWrittenError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) else None
-        if reason is None:  # safetensors tells the system's number
-            found = re.search(r"(?:os error|code:) (\d+)", str(error))
-            reason = os.strerror(int(found[1])) if found else str(error)
-        what = f"{path} ({decimal(size)})"
-        raise NotWrittenError(f"{what} could not be written: {reason}") from error
+        raise NotWrittenError(f"{path} could not be written: {error}") from error
 
 
 @contextmanager
-def replacing(path: Path, size: int) -> Iterator[Path]:
-    """Yield another path to write so many bytes to; then that file is flushed and takes this name.
-
-    It is private whatever mode the writer gives it.
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield another path to write to; then that file is flushed to the disk and takes this name.
 
     After a kill the file is there as a whole or as it was before, after an error as it was.
 
@@ -77,13 +62,9 @@ def replacing(path: Path, size: int) -> Iterator[Path]:
     """
     part = path.with_name(path.name + PART)
     try:
-        with writing(path, size):
-            part.unlink(missing_ok=True)  # of a run that was killed
-            os.close(private(os.fspath(part), os.O_WRONLY | os.O_CREAT))
+        with writing(path):
             yield part
             with part.open("r+b") as file:
-                if os.name == "posix":
-                    os.fchmod(file.fileno(), 0o600 & os.fstat(file.fileno()).st_mode)
                 os.fsync(file.fileno())
             part.replace(path)
             _sync_folder(path.parent)
@@ -97,19 +78,13 @@ def link_file(path: Path, name: Path) -> None:
     """Give a file a second name, without its bytes twice; copy it where there are no hard links.
 
     A file of that name is replaced. None of ours is changed in place, so that neither name's is.
-
-    Raises
-    ------
-    NotWrittenError
-        If it could not be written.
     """
-    with writing(name, path.stat().st_size):
+    with writing(name):
         name.unlink(missing_ok=True)
-    try:
-        name.hardlink_to(path)
-    except OSError:  # of a file system without links, such as some network folders
-        with replacing(name, path.stat().st_size) as part:
-            shutil.copyfile(path, part)
+        try:
+            name.hardlink_to(path)
+        except OSError:  # of a file system without links, such as some network folders
+            shutil.copyfile(path, name)
 
 
 def write_arrays(
@@ -137,7 +112,7 @@ def write_arrays(
     }
     metadata = dict(metadata or {})
     checksum = _checksum(dense, metadata)
-    with replacing(path, sum(array.nbytes for array in dense.values())) as part:
+    with replacing(path) as part:
         save_file(dense, part, metadata={**metadata, _CHECKSUM: checksum})
 
 
@@ -163,19 +138,8 @@ def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     return arrays, metadata
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, so that they outlive a power cut as files in it do.
-
-    Those that are new are their owner's alone.
-    """
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        folder.mkdir(0o700, exist_ok=True)
-        _sync_folder(folder.parent)
-
-
 def lock_folder(folder: Path) -> AcquireReturnProxy[BaseFileLock]:
-    """Keep other processes out of a folder for a `with` block, or until the lock is released.
+    """Make a folder and keep other processes out, for a `with` block or until it is released.
 
     Two runs in one folder would replace each other's files, and a resumed run would continue now
     the one and now the other. The process that holds a folder may lock it once more: a run that
@@ -186,10 +150,8 @@ def lock_folder(folder: Path) -> AcquireReturnProxy[BaseFileLock]:
     RuntimeError
         If another process holds it.
     """
-    make_folder(folder)
-    lock: BaseFileLock = FileLock(
-        folder.resolve() / _LOCK, mode=0o600, thread_local=False, is_singleton=True
-    )
+    folder.mkdir(parents=True, exist_ok=True)
+    lock: BaseFileLock = FileLock(folder.resolve() / _LOCK, thread_local=False, is_singleton=True)
     try:
         return lock.acquire(timeout=_WAIT)
     except Timeout:
@@ -198,15 +160,6 @@ def lock_folder(folder: Path) -> AcquireReturnProxy[BaseFileLock]:
             "or a notebook in which one failed. Wait for it or end it, or start a new run in "
             "another folder."
         ) from None
-
-
-def lock_of(folder: Path) -> tuple[int, int] | None:
-    """Return which file is the folder's lock now; None without one."""
-    try:
-        found = (folder / _LOCK).stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _sync_folder(folder: Path) -> None:

@@ -6,16 +6,20 @@ import os
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any
 
+from filelock import BaseFileLock
 from flwr.common import log
 from numpy.typing import NDArray
 
-from ...maths.checks import listing
+from ...maths.checks import check_count, listing
 from ..common.settings import changed_settings
-from .checkpoints import Checkpoint, Checkpoints, differences
-from .history import History
+from .checkpoints import Checkpoint, differences, newest_in, rounds_in, save
+from .files import NotWrittenError, lock_folder
+from .history import FILE, History
 from .state import Saved
 
 
@@ -33,7 +37,10 @@ class Resume:
     def __init__(self) -> None:
         self.saved: dict[str, NDArray[Any]] | None = None
         self.run_id = ""
-        self._folder: Checkpoints | None = None
+        self._folder: Path | None = None
+        self._history = History(Path(FILE))
+        self._every = self._keep = 1
+        self._lock: BaseFileLock | None = None
         self._checkpoint: Checkpoint | None = None
         self._kept: deque[dict[int, int]] = deque()  # last_accepted of every checkpoint there is
 
@@ -70,42 +77,47 @@ class Resume:
         ValueError, RuntimeError
             As in `StatefulStrategy.start`.
         """
+        check_count("checkpoint_every", every, least=1)
+        check_count("checkpoint_keep", keep, least=1)
         self._folder = self._checkpoint = None
         if folder is None:
             if resume:
                 raise ValueError("resume=True needs a checkpoint_dir to resume from.")
             return None
-        checkpoints = Checkpoints(folder, every=every, keep=keep)
-        checkpoints.lock()
-        if not resume and (rounds := checkpoints.rounds()):
+        path = Path(folder)
+        self._lock = lock_folder(path).lock
+        rounds = rounds_in(path)
+        if rounds and not resume:
             raise ValueError(
-                f"{checkpoints.folder} holds checkpoints of a run, the last of round {rounds[-1]}. "
+                f"{path} holds checkpoints of a run, the last of round {rounds[-1]}. "
                 "Continue it with resume=True, or give another checkpoint_dir."
             )
-        self._folder = checkpoints
+        self._folder, self._every, self._keep = path, every, keep
+        self._history = History(path / FILE)
         self._kept = deque(maxlen=keep)
-        if not resume:
+        if not rounds:
+            if resume:
+                log(INFO, "No checkpoint in %s: starting anew", path)
             return None
-        if (saved := checkpoints.newest()) is None:
-            log(INFO, "No checkpoint in %s: starting anew", checkpoints.folder)
-            return None
+        saved = newest_in(path)
         if found := differences(saved.fingerprint, fingerprint):
             raise ValueError(
                 f"{saved.path} is of another run: {'; '.join(found)}. Resume with the algorithm, "
                 "the model and the seed of that run, or give another checkpoint_dir."
             )
-        if changed := changed_settings(
-            saved.fingerprint.get("settings", {}), fingerprint["settings"]
-        ):
+        before = saved.fingerprint.get("settings", {})
+        if changed := changed_settings(before, fingerprint["settings"]):
             log(WARNING, "Resuming with other settings: %s", "; ".join(changed))
         log(INFO, "Resuming after round %s from %s", saved.server_round, saved.path)
+        self._history.open(saved.server_round)
+        if self._history.last_round < saved.server_round:
+            log(
+                WARNING,
+                f"{self._history.path} is damaged: what was measured after round "
+                f"{self._history.last_round} is lost; the state is whole",
+            )
         self._checkpoint = saved
         return saved.arrays
-
-    @property
-    def history(self) -> History | None:
-        """What was measured in the rounds of the run, where it is saved."""
-        return None if self._folder is None else self._folder.history
 
     def compare_clients(self, found: list[int], announced: int, *, allow_missing: bool) -> None:
         """Refuse to go on from a saved state with another federation than its own."""
@@ -134,8 +146,7 @@ class Resume:
         self.run_id = checkpoint.fingerprint["run"]
         for rounds in checkpoint.fingerprint["kept"]:
             self._kept.append(dict(zip(client_ids, rounds, strict=True)))
-        assert self.history is not None
-        return self.history.entries()
+        return self._history.entries()
 
     def durable_rounds(self, client: int) -> list[int] | None:
         """Return the rounds of a client that a resumed run may go back to; None: there is none."""
@@ -145,12 +156,15 @@ class Resume:
 
     def record(self, entry: Mapping[str, Any]) -> bool:
         """Add what was measured in a round; return whether the round can be saved."""
-        return self._folder is not None and self._folder.record(entry)
+        if self._folder is None or entry["round"] <= self._history.last_round:
+            return False
+        with self._explaining():
+            self._history.append(entry)
+        return True
 
     def is_due(self, server_round: int) -> bool:
         """Return whether a round is to be saved though more rounds follow."""
-        assert self._folder is not None
-        return server_round > 0 and server_round % self._folder.every == 0
+        return server_round > 0 and server_round % self._every == 0
 
     def save(
         self,
@@ -164,21 +178,29 @@ class Resume:
         self._kept.append(dict(last_accepted))
         kept = [[then.get(client, 0) for client in last_accepted] for then in self._kept]
         run = {**fingerprint, "run": self.run_id, "kept": kept}
-        self._folder.save(server_round, state, run)
+        with self._explaining():
+            self._history.flush()
+            save(self._folder, server_round, state, run, self._keep)
 
-    def after_an_interrupt(self) -> str:
-        """Return what is saved, and how to go on from it."""
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Let a block that cannot write say what is saved."""
+        try:
+            yield
+        except NotWrittenError as error:
+            raise NotWrittenError(f"{error}. {self.how_to_go_on()}") from error
+
+    def how_to_go_on(self) -> str:
+        """Return what is saved of a run that ends early, and how to go on from it."""
         if self._folder is None:
-            return "The run was interrupted. Nothing is saved: start() got no checkpoint_dir."
-        rounds = self._folder.rounds()
-        saved = f"It is saved up to round {rounds[-1]}" if rounds else "No round is saved yet"
-        folder = os.fspath(self._folder.folder)
-        return (
-            f"The run was interrupted. {saved}; go on with start(..., checkpoint_dir={folder!r}, "
-            "resume=True)."
-        )
+            return "Nothing is saved: start() got no checkpoint_dir."
+        rounds = rounds_in(self._folder)
+        saved = f"The run is saved up to round {rounds[-1]}" if rounds else "No round is saved yet"
+        folder = os.fspath(self._folder)
+        return f"{saved}; go on with start(..., checkpoint_dir={folder!r}, resume=True)."
 
     def close(self) -> None:
         """Leave the folder to others: the run has ended."""
-        if self._folder is not None:
-            self._folder.unlock()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

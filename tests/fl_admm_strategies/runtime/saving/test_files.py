@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from safetensors.numpy import save, save_file
 
-from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
+from fl_admm_strategies.runtime.saving.checkpoints import newest_in
 from fl_admm_strategies.runtime.saving.files import link_file, read_arrays, write_arrays
 from tests.support.refusals import refused
 
@@ -83,7 +83,7 @@ def test_a_second_name_outlives_the_first(links, tmp_path, monkeypatch):
 
 
 def a_checkpoint(**changes: Any) -> bytes:
-    header = {"format": 5, "round": 4, "algorithm": "FedADMM"} | changes
+    header = {"format": 8, "round": 4, "algorithm": "FedADMM"} | changes
     return save({"w": np.zeros(3)}, {"record": json.dumps(header)})
 
 
@@ -103,14 +103,14 @@ def test_arbitrary_bytes_are_damage(tmp_path: Path, data: bytes) -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     try:
         with refused(ValueError, "1 checkpoints"):
-            Checkpoints(folder).newest()
+            newest_in(folder)
     finally:
         logging.getLogger("flwr").setLevel(logging.INFO)
 
 
-@pytest.mark.parametrize("record", ["", "[]", '{"format": 3}', '{"format": 5}', None])
+@pytest.mark.parametrize("record", ["", "[]", '{"format": 3}', '{"format": 8}', None])
 def test_a_whole_file_that_is_no_checkpoint_is_damage(record: str | None, tmp_path: Path) -> None:
     metadata = {} if record is None else {"record": record}
     write_arrays(tmp_path / "round-000001.safetensors", {"other": np.zeros(3)}, metadata)
     with refused(ValueError, "1 checkpoints"):
-        Checkpoints(tmp_path).newest()
+        newest_in(tmp_path)
