@@ -197,9 +197,8 @@ class InProcessGrid(LocalGrid):
         """End the workers and drop what they run. Contexts stay readable; sending raises."""
         with self._lock:
             self._closed = True
-            for message_id, reply in reversed(self._replies.items()):
+            for message_id, reply in reversed(list(self._replies.items())):
                 self._drop(message_id, reply)
-            self._replies.clear()
             for worker in self._workers:
                 worker.kill()
         if self._threads is not None:
