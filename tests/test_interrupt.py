@@ -27,9 +27,32 @@ from tests.support.cases import CHEAP, NUM_CLIENTS
 from tests.support.federation import Adding, Mean, trained
 from tests.support.legacy import app_of
 from tests.support.refusals import refused
-from tests.test_kill import assert_nothing_is_left_of, processes_of
 
 ROOT = Path(__file__).parents[1]
+PATIENCE = 120.0  # seconds until the processes of a run that has ended are gone
+
+
+def assert_nothing_is_left_of(session: int, patience: float = PATIENCE) -> None:
+    deadline = time.monotonic() + patience
+    while left := processes_of(session):
+        if time.monotonic() > deadline:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"a run left processes behind: {left}")
+        time.sleep(0.02)
+
+
+def processes_of(session: int) -> dict[int, str]:
+    """Return the processes of a session, without those that only wait for their parent."""
+    command = ["ps", "-A", "-ww", "-o", "pid=,stat=,args="]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    left = {}
+    for line in listed.splitlines():
+        pid, stat, *args = line.split(maxsplit=2)
+        with suppress(ProcessLookupError):
+            if not stat.startswith("Z") and os.getsid(int(pid)) == session:
+                left[int(pid)] = " ".join(args)
+    return left
 
 
 @pytest.fixture(autouse=True)
