@@ -271,8 +271,8 @@ class InProcessGrid(LocalGrid):
             self._idle.put(place)  # a worker that was killed is replaced there
         with self._lock:
             self._running.pop(message_id, None)
-            if message_id in self._dropped:
-                self._dropped.remove(message_id)
+            if self._closed or message_id in self._dropped:
+                self._dropped.discard(message_id)
                 raise CancelledError
             return self._finished(message, outcome)
 
