@@ -72,7 +72,6 @@ class DataClusters(Clusters):
 
         A client that is in a cluster stays there.
         """
-        super().insert(rows)
         given: dict[int, Basis] = {c: np.asarray(row[BASIS]) for c, row in rows.items() if row}
         if given and not self.bases:
             labels = self._group(list(given.values()))

@@ -380,7 +380,7 @@ def check_half_precision(case: Case, folder: Path) -> None:
 # --- Privacy --------------------------------------------------------------------------------------
 
 SECRET = 2**100 + 1  # no client can guess it, so nothing is logged
-WEIGHTED = {"Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP"}
+WEIGHTED = {"Ditto", "FedAlt", "LGFedAvg", "FedRoD", "FedCP"}
 WEIGHTED |= {"FedADMM-client-duals", "FLAME-client-duals"}
 
 

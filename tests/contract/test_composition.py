@@ -106,7 +106,7 @@ COMPANIES = {
 }
 NO_MODEL = {"FedMAvg", "LpProj", "FedEASE"}
 """Means that are no model of all clients."""
-PARTS = {"FedAlt", "FedSim", "LG-FedAvg", "FedRoD", "FedCP"}
+PARTS = {"FedAlt", "FedSim", "LGFedAvg", "FedRoD", "FedCP"}
 """Those that upload a part of the model, which no wrapper of the server's takes."""
 
 

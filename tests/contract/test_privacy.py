@@ -84,7 +84,7 @@ def flat(arrays: Mapping[str, Any]) -> NDArray[np.float64]:
 # mean of the uploads, and 1/m of the mean dual.
 GAINS: dict[str, float] = {
     **dict.fromkeys(["FedAvg", "FedProx", "LocalSGD", "FedALA", "FedSim", "PFedMe"], 1 / M),
-    **dict.fromkeys(["Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP", "PerFedAvg"], 1 / M),
+    **dict.fromkeys(["Ditto", "FedAlt", "LGFedAvg", "FedRoD", "FedCP", "PerFedAvg"], 1 / M),
     "SCAFFOLD": 0.9 / M,
     **dict.fromkeys(["FedADMM-client-duals", "FLAME-client-duals", "FedDyn"], 2 / M),
 }

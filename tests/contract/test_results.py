@@ -145,7 +145,7 @@ def test_a_site_is_asked_whether_its_models_may_be_collected(
     assert all(warned(f"client {client}", "may_collect=True") for client in {0, 1, 2} - {*expected})
 
 
-SPLIT = ["FedAPM", "FedAlt", "FedRoD", "FedCP", "FedSim", "LG-FedAvg"]
+SPLIT = ["FedAPM", "FedAlt", "FedRoD", "FedCP", "FedSim", "LGFedAvg"]
 
 
 @pytest.mark.parametrize("name", fast(["FedAPM"], SPLIT))

@@ -19,6 +19,7 @@ from torch import nn
 import clients as of
 import fl_admm_strategies as library
 from clients import client_app
+from clients.toolkit.round.completion import RatingsClient
 from fl_admm_strategies import SmoothedSCAD, SquaredL2, StatefulStrategy
 from tests.support.federation import (
     Adding,
@@ -118,32 +119,31 @@ def two_headed(client_class: Any, model: nn.Module) -> nn.Module:
     return made
 
 
-def two_headed_case(name: str, strategy: Any, client_class: Any) -> Case:
-    return Case(
-        name,
-        strategy,
-        with_heads(client_class),
-        lambda: ArrayRecord(two_headed(client_class, make_model()).state_dict()),
-        keeps=True,
-        two_heads=client_class,
-        variant=True,
-    )
-
-
-def completion(name: str, strategy: Any, kind: Any = of.FedMCADMMClient, **how: Any) -> Case:
-    """Return a case of matrix completion, whose clients keep their users' factors."""
-    client = partial(contract_client, kind=kind)
-    factors = partial(library.initial_item_factors, 3, NUM_ITEMS)
-    return Case(name, strategy, client, **{"initial_arrays": factors, "keeps": True, **how})
+def case(strategy: Any, name: str = "", **how: Any) -> Case:
+    """Return the case of a method, by default under its name and with the client of that name."""
+    kind = getattr(strategy, "func", strategy)
+    client: Any = getattr(of, f"{kind.method or 'SGD'}Client")
+    own: dict[str, Any] = {"client_class": client}
+    if hasattr(client, "heads"):
+        own = {
+            "client_class": with_heads(client),
+            "initial_arrays": lambda: ArrayRecord(two_headed(client, make_model()).state_dict()),
+            "two_heads": client,
+        }
+    elif issubclass(client, RatingsClient):
+        own = {
+            "client_class": partial(contract_client, kind=client),
+            "initial_arrays": partial(library.initial_item_factors, 3, NUM_ITEMS),
+        }
+    return Case(name or kind.__name__, strategy, **own | how)
 
 
 # --- The cases ------------------------------------------------------------------------------------
 
-admm = partial(Case, admm=True)
-form = partial(Case, admm=True, variant=True)
-baseline = partial(Case, variant=True)
-keeping = partial(Case, keeps=True, variant=True)
-completed = partial(completion, admm=True)
+admm = partial(case, admm=True)
+form = partial(case, admm=True, variant=True)
+baseline = partial(case, variant=True)
+keeping = partial(case, keeps=True, variant=True)
 
 SCAD, STEPS = SmoothedSCAD(0.5), {"lr": 0.2, "local_epochs": 1}
 PATH = library.LambdaPath([0.0, 0.2, 0.5], min_rounds=1, max_rounds=2)
@@ -157,141 +157,85 @@ flame = partial(library.FLAME, lam=1.0, rho=0.2, **ONE_EPOCH)
 lp_proj = partial(library.LpProjADMM, lam=1.0, rho=0.2, lr=0.5, dimension=3)
 
 CASES = [
-    admm("FPFC", partial(fpfc, SCAD, **STEPS), of.FPFCClient),
-    admm("FedADMM", partial(fedadmm, **ONE_EPOCH), of.FedADMMClient),
-    completed("FedMC-ADMM", partial(fedmc, REGULARIZER)),
+    admm(partial(fpfc, SCAD, **STEPS)),
+    admm(partial(fedadmm, **ONE_EPOCH)),
+    admm(partial(fedmc, REGULARIZER), "FedMC-ADMM", keeps=True),
     admm(
-        "FedGiA-gram",
         partial(library.FedGiA, hessian="gram"),
-        fedgia_linear_client,
-        lambda: ArrayRecord({"x": Array(np.zeros(3))}),
+        "FedGiA-gram",
+        client_class=fedgia_linear_client,
+        initial_arrays=lambda: ArrayRecord({"x": Array(np.zeros(3))}),
         keeps=True,
         shakes_hands=True,
     ),
     # Slow from here on: they share most of their code with one of those above.
-    form("FPFC-head", partial(fpfc, SCAD, clustered="^head", **STEPS), of.FPFCClient),
-    form("FPFC-auto", partial(fpfc, **STEPS), of.FPFCClient),
-    form("FPFC-path", partial(fpfc, PATH, **STEPS), of.FPFCClient, shakes_hands=True),
-    form("FedAPM", partial(fedapm, "^head", personal_epochs=1), of.FedAPMClient, keeps=True),
+    form(partial(fpfc, SCAD, clustered="^head", **STEPS), "FPFC-head"),
+    form(partial(fpfc, **STEPS), "FPFC-auto"),
+    form(partial(fpfc, PATH, **STEPS), "FPFC-path", shakes_hands=True),
+    form(partial(fedapm, "^head", personal_epochs=1), keeps=True),
+    form(partial(fedadmm, published=True, rho=0.1, **ONE_EPOCH), "FedADMM-published"),
     form(
-        "FedADMM-published",
-        partial(fedadmm, published=True, rho=0.1, **ONE_EPOCH),
-        of.FedADMMClient,
-    ),
-    form(
-        "FedADMM-client-duals",
         partial(fedadmm, weights="size", duals="client", **ONE_EPOCH),
-        of.FedADMMClient,
+        "FedADMM-client-duals",
         keeps=True,
         shakes_hands=True,
     ),
+    form(partial(fedapm, "^body", duals="client"), "FedAPM-client-duals", keeps=True),
+    form(flame),
     form(
-        "FedAPM-client-duals",
-        partial(fedapm, "^body", duals="client"),
-        of.FedAPMClient,
-        keeps=True,
-    ),
-    form("FLAME", flame, of.FLAMEClient),
-    form(
-        "FLAME-client-duals",
         partial(flame, weights="size", duals="client"),
-        of.FLAMEClient,
+        "FLAME-client-duals",
         keeps=True,
         shakes_hands=True,
     ),
-    form("LpProjADMM", lp_proj, of.LpProjADMMClient, keeps=True),
-    completed(
-        "FedMC-ADMM-published",
+    form(lp_proj, keeps=True),
+    form(
         partial(fedmc, REGULARIZER, published=True, inner_steps=2),
-        variant=True,
-    ),
-    completed(
-        "FedMC-ADMM-client-duals",
-        partial(fedmc, REGULARIZER, feedback="implicit", duals="client"),
-        variant=True,
+        "FedMC-ADMM-published",
+        keeps=True,
     ),
     form(
-        "FedGiA",
-        partial(library.FedGiA, t=0.5, local_steps=3),
-        of.FedGiAClient,
-        shakes_hands=True,
+        partial(fedmc, REGULARIZER, feedback="implicit", duals="client"),
+        "FedMC-ADMM-client-duals",
+        keeps=True,
     ),
-    baseline("FedAvg", partial(library.FedAvg, lr=0.5), of.SGDClient),
-    baseline("FedProx", partial(library.FedProx, mu=0.5, lr=0.5), of.FedProxClient),
-    keeping("FedDyn", partial(library.FedDyn, alpha=0.1, **ONE_EPOCH), of.FedDynClient),
-    keeping("SCAFFOLD", partial(library.SCAFFOLD, lr=0.5, global_lr=0.9), of.SCAFFOLDClient),
-    baseline("LocalSGD", partial(library.LocalSGD, lr=0.5, local_steps=3), of.LocalSGDClient),
+    form(partial(library.FedGiA, t=0.5, local_steps=3), shakes_hands=True),
+    baseline(partial(library.FedAvg, lr=0.5)),
+    baseline(partial(library.FedProx, mu=0.5, lr=0.5)),
+    keeping(partial(library.FedDyn, alpha=0.1, **ONE_EPOCH)),
+    keeping(partial(library.SCAFFOLD, lr=0.5, global_lr=0.9)),
+    baseline(partial(library.LocalSGD, lr=0.5, local_steps=3)),
+    baseline(partial(library.PerFedAvg, mode="hf", alpha=0.2, lr=0.5, local_steps=2)),
+    keeping(partial(library.Ditto, lam=0.5, lr=0.5, weights="size")),
+    keeping(partial(library.PFedMe, lam=2.0, lr=0.2, outer_lr=0.3, **FEW_STEPS)),
+    baseline(partial(library.PFedMeMatched, lam=1.0, lr=0.3, outer_lr=0.5)),
+    keeping(partial(library.FedALA, sample=0.5, lr=0.5)),
+    keeping(partial(library.FedAlt, "^head", lr=0.5)),
+    keeping(partial(library.FedSim, "^head", lr=0.5, weights="uniform")),
+    keeping(partial(library.FedRoD, lr=0.5)),
+    keeping(partial(library.FedCP, lam=1.0, lr=0.5)),
+    keeping(partial(library.LGFedAvg, "^body", lr=0.5)),
+    keeping(partial(library.LpProj, lam=1.0, lr=0.3, dimension=3, **FEW_STEPS)),
+    keeping(partial(library.Local, lr=0.5), server_learns=False),
+    baseline(partial(library.IFCA, 2, lr=0.5)),
+    baseline(partial(library.CFL, 9.0, 0.0, lr=0.5, warmup_rounds=1)),
     baseline(
-        "PerFedAvg",
-        partial(library.PerFedAvg, mode="hf", alpha=0.2, lr=0.5, local_steps=2),
-        of.PerFedAvgClient,
-    ),
-    keeping("Ditto", partial(library.Ditto, lam=0.5, lr=0.5, weights="size"), of.DittoClient),
-    keeping(
-        "PFedMe",
-        partial(library.PFedMe, lam=2.0, lr=0.2, outer_lr=0.3, **FEW_STEPS),
-        of.PFedMeClient,
-    ),
-    baseline(
-        "PFedMeMatched",
-        partial(library.PFedMeMatched, lam=1.0, lr=0.3, outer_lr=0.5),
-        of.PFedMeMatchedClient,
-    ),
-    keeping("FedALA", partial(library.FedALA, sample=0.5, lr=0.5), of.FedALAClient),
-    keeping("FedAlt", partial(library.FedAlt, "^head", lr=0.5), of.FedAltClient),
-    keeping("FedSim", partial(library.FedSim, "^head", lr=0.5, weights="uniform"), of.FedSimClient),
-    two_headed_case("FedRoD", partial(library.FedRoD, lr=0.5), of.FedRoDClient),
-    two_headed_case("FedCP", partial(library.FedCP, lam=1.0, lr=0.5), of.FedCPClient),
-    keeping(
-        "LG-FedAvg",
-        partial(library.LGFedAvg, "^body", lr=0.5),
-        of.LGFedAvgClient,
-    ),
-    keeping(
-        "LpProj",
-        partial(library.LpProj, lam=1.0, lr=0.3, dimension=3, **FEW_STEPS),
-        of.LpProjClient,
-    ),
-    keeping("Local", partial(library.Local, lr=0.5), of.LocalClient, server_learns=False),
-    baseline("IFCA", partial(library.IFCA, 2, lr=0.5), of.IFCAClient),
-    baseline("CFL", partial(library.CFL, 9.0, 0.0, lr=0.5, warmup_rounds=1), of.CFLClient),
-    baseline(
-        "PACFL",
         partial(library.PACFL, 20.0, lr=0.5, num_vectors=1, per_class=True, measure="entrywise"),
-        of.PACFLClient,
         shakes_hands=True,
     ),
-    completion(
-        "FedMAvg",
-        partial(library.FedMAvg, REGULARIZER, user_steps=2, item_steps=2),
-        of.FedMAvgClient,
-        everybody_trains=True,
-        variant=True,
+    keeping(
+        partial(library.FedMAvg, REGULARIZER, user_steps=2, item_steps=2), everybody_trains=True
     ),
-    completion(
-        "FedMGS",
-        partial(library.FedMGS, REGULARIZER, user_steps=2),
-        of.FedMGSClient,
-        shakes_hands=True,
-        variant=True,
-    ),
-    completion("FedALS", partial(library.FedALS, REGULARIZER), of.FedALSClient, variant=True),
-    completion(
-        "FedEASE",
+    keeping(partial(library.FedMGS, REGULARIZER, user_steps=2), shakes_hands=True),
+    keeping(partial(library.FedALS, REGULARIZER)),
+    baseline(
         partial(library.FedEASE, lam=2.0),
-        of.FedEASEClient,
         initial_arrays=partial(library.initial_item_weights, NUM_ITEMS),
-        keeps=False,
         uploads_once=True,
-        variant=True,
     ),
 ]
 
-ASYNC = form(
-    "AsyncFPFC",
-    partial(library.AsyncFPFC, SCAD, delay=library.RandomDelay(20.0), **STEPS),
-    of.FPFCClient,
-)
+ASYNC = form(partial(library.AsyncFPFC, SCAD, delay=library.RandomDelay(20.0), **STEPS))
 """Every reply is a round here, so it keeps those promises that speak of no rounds."""
 
 AT_ANY_PACE = [*CASES, ASYNC]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+import resource
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,22 @@ from flwr.app import Array, ArrayRecord, Context, RecordDict
 from clients.toolkit.round.memory import Memory
 from fl_admm_strategies.runtime.saving.files import NotWrittenError, write_arrays
 from tests.support.cases import CHEAP, grid_of
-from tests.support.disk import largest_file
 from tests.support.federation import Mean, assert_same_runs
 from tests.support.refusals import refused
 
 WIDE = ArrayRecord({"w": Array(np.ones(2_500, np.float32))})  # 10 kB
 OnRound = Callable[[int, Mapping[str, float]], None]
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond so many bytes: then a write fails, part way."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def run(folder: Path, num_rounds: int, on_round: OnRound | None = None) -> Mean:
