@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clients import FedGiAClient, FedGiALinearClient
 from clients.toolkit.solving.curvature import LeastSquares, Logistic
-from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction, FedGiARule
-from fl_admm_strategies.algorithms.shared.rule import Row
+from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction, FedGiAQuestion, FedGiARule
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
@@ -54,21 +53,6 @@ def test_the_steps_with_the_gram_matrix_are_the_loop(shape: tuple[int, int], ste
         x_i = x - np.linalg.solve(pulled, gradient / NUM_CLIENTS + dual)
         dual = dual + SIGMA * (x_i - x)
     np.testing.assert_allclose(z, x_i + dual / SIGMA, rtol=0, atol=1e-12)
-
-
-def test_the_rule_of_the_server_is_the_loop_with_a_diagonal_matrix() -> None:
-    h, n = 1.7, 6
-    x, slope, dual = RNG.normal(size=(3, n))
-    for steps in (1, 2, 5, 20):
-        rule = FedGiARule(True, h, SIGMA, NUM_CLIENTS, steps, gram=False)
-        row = rule.move(Row(z=x, pi=dual), slope, x)
-        expected = dual
-        for _ in range(steps):
-            x_i = x - (slope / NUM_CLIENTS + expected) / (h / NUM_CLIENTS + SIGMA)
-            expected = expected + SIGMA * (x_i - x)
-        np.testing.assert_allclose(rule.copy(row), x_i, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(row.z, x_i + expected / SIGMA, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(row.pi, expected, rtol=0, atol=1e-12)
 
 
 # --- The clients --------------------------------------------------------------------------------
@@ -121,6 +105,9 @@ def test_buffers_and_frozen_parameters_stay() -> None:
     for (name, old), new in zip(before.items(), reply, strict=True):
         assert np.array_equal(old, new) == (name not in trained), name
         assert old.dtype == new.dtype
+    asked = FedGiAQuestion(before, "gram")
+    with refused(ValueError, "gram", "data matrix"):
+        client.fit(*received(asked, handshake=True))
     # One function, whatever the seed of the round: no dropout, no change of the buffers
     again, _, _ = client.fit(*message(before, seed=1))
     for one, other in zip(reply, again, strict=True):

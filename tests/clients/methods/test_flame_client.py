@@ -8,18 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from torch import nn
 
 from clients import FLAMEClient, accuracy
-from fl_admm_strategies.algorithms.flame import FLAMERule
-from fl_admm_strategies.algorithms.shared.consensus import ProximalInstruction
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
-from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.clients.methods.messages import changed
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -93,33 +88,3 @@ def test_the_lower_loss_decides_between_equal_accuracies() -> None:
     for kind in ("hm-oracle", "hm-val"):
         assert metrics[f"{kind}-personal"] == 0
         assert metrics[f"{kind}-loss"] == metrics["global-loss"] < metrics["personal-loss"]
-
-
-def test_it_starts_from_its_own_model_and_is_pulled_to_its_copy_of_w() -> None:
-    # f = log(1 + e^-2u) and log(1 + e^2u), half each: f' = tanh(u). With a = rho = 1/2 the copy is
-    # w_i = theta - pi/rho. From theta = 1 with w_i = -1, so pi/rho = 2, one step is
-    # 1 - 0.1 (tanh 1 + 1 (1 - (-1))) = 0.8 - 0.1 tanh 1.
-    rule = FLAMERule(published=True, lam=1.0, a=0.5, rho=0.5)
-    first = ProximalInstruction(
-        model=model(-1),
-        start={"theta": np.ones(1, np.float32), "dual": np.full(1, 2, np.float32)},
-        rule=rule.text(),
-        duals="strategy",
-        optimised=["u"],
-        lr=0.1,
-        local_epochs=1,
-        wants_step_sum=False,
-    )
-    client = client_of(batches(1, 1))
-    (theta,), num_examples, metrics = client.fit(*changed(first))
-    assert theta == pytest.approx(0.8 - 0.1 * np.tanh(1), rel=1e-6)
-    assert num_examples == 2
-    # f(1) = (log(1 + e^-2) + log(1 + e^2)) / 2 = 1 + log(1 + e^-2)
-    loss = pytest.approx(1 + np.log(1 + np.exp(-2)), rel=1e-6)
-    assert metrics == {"initial-loss": loss, "loss": loss, **made_by("FLAME")}
-    assert client.personal_arrays() == {"u": theta}
-    # In the next round it holds its row: pi/rho = (theta + 1 + 2)/2, w_i = theta - pi/rho.
-    w_i = theta - (theta + 3) / 2
-    later = changed(first, model=model(0), start=None, version=1, server_round=2)
-    (second,), _, _ = client.fit(*later)
-    assert second == pytest.approx(theta - 0.1 * (np.tanh(theta) + theta - w_i), rel=1e-6)

@@ -68,27 +68,40 @@ def make_client(
     return client_class(context, model(), [batch], loss_fn, test_loader=[batch], full_batch=True)
 
 
-class Pair(nn.Module):
-    """A model whose output is its two parameters."""
+class Point(nn.Module):
+    """A model whose output is its parameters, at 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 2) -> None:
         super().__init__()
-        self.theta = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        self.theta = nn.Parameter(torch.zeros(size, dtype=torch.float64))
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.theta.expand(len(inputs), -1)
 
 
-def pair_client(client_class: type[TorchClient[Any]], context: Context) -> Any:
-    """Return the client of a context's partition, one of two."""
+def point_client(
+    client_class: Any,
+    context: Context,
+    b: Sequence[float],
+    c: Any,
+    sizes: Sequence[int] = (),
+    model: nn.Module | None = None,
+) -> Any:
+    """Return the client of a context's partition: f_i(theta) = b_i/2 ||theta - c_i||^2."""
     i = int(context.node_config["partition-id"])
-    c = torch.tensor(((1.0, 2.0), (-1.0, 0.5))[i], dtype=torch.float64).expand(1, -1)
-    batch = (torch.zeros(1, 1), c)
+    own, n = torch.tensor(c[i], dtype=torch.float64), sizes[i] if sizes else 1
+    batch = (torch.zeros(n, 1), own.expand(n, -1))
 
     def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
-        return (1 + i) / 2 * ((outputs - targets) ** 2).sum()
+        return b[i] / 2 * ((outputs - targets) ** 2).sum(dim=1).mean()
 
-    return client_class(context, Pair(), [batch], loss_fn, test_loader=[batch], full_batch=True)
+    return client_class(
+        context, model or Point(len(own)), [batch], loss_fn, test_loader=[batch], full_batch=True
+    )
+
+
+PAIR = (1.0, 2.0), ((1.0, 2.0), (-1.0, 0.5))
+"""b and c of Lp-Proj's two clients."""
 
 
 class Grid(Federation):

@@ -8,55 +8,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import Array, ArrayRecord, Context, MessageType
+from flwr.app import Array, ArrayRecord, MessageType
 from numpy.testing import assert_allclose
-from torch import Tensor, nn
 
-from clients import FedADMMClient, client_app
+from clients import FedADMMClient
 from fl_admm_strategies import FedADMM
 from fl_admm_strategies.runtime.messages.records import STEP_SUM
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
-from tests.support.federation import Federation
 from tests.support.refusals import refused
 
 
-class Scalar(nn.Module):
-    """u x in float64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.u = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.u * inputs
-
-
-def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
-    return 0.5 * ((outputs - targets) ** 2).mean()
-
-
 def scalar_grid(
-    x: tuple[float, ...] = (1.0, 2.0), y: tuple[float, ...] = (1.0, 6.0), scale: float = 1.0
-) -> Federation:
-    """Return clients of f_i(u) = scale/2 (x_i u - y_i)^2."""
-
-    def client_fn(context: Context) -> Any:
-        i = int(context.node_config["partition-id"])
-        batch = tuple(torch.tensor([value[i]], dtype=torch.float64) for value in (x, y))
-
-        def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
-            return scale * half_square(outputs, targets)
-
-        return FedADMMClient(context, Scalar(), [batch], loss_fn, full_batch=True)
-
-    return Federation(client_app(client_fn), len(x))
+    x: tuple[float, ...] = (1.0, 2.0), y: tuple[float, ...] = (1.0, 6.0), kind: Any = FedADMMClient
+) -> Grid:
+    """Return clients of f_i(u) = 1/2 (x_i u - y_i)^2."""
+    return Grid(kind, losses=[(a * a, b / a, 1) for a, b in zip(x, y, strict=True)])
 
 
-def start(strategy: FedADMM, rounds: int, grid: Federation | None = None) -> FedADMM:
+def start(strategy: FedADMM, rounds: int, grid: Grid | None = None, **options: Any) -> FedADMM:
     strategy.fraction_evaluate = 0.0
-    initial = ArrayRecord({"u": Array(np.zeros(1))})
-    strategy.start(grid or scalar_grid(), initial, rounds)
+    strategy.start(grid or scalar_grid(), ArrayRecord({"w": Array(np.zeros(1))}), rounds, **options)
     return strategy
 
 
@@ -69,7 +40,7 @@ def test_two_rounds_by_hand(duals: Any) -> None:
     # u_1 = 1.2 - .2 [.5 (2.4 - 6) 2 + 1.2 + (1.2 - 1.3)] = 1.70, pi_1 = 1.2 + 1.7 - 1.3 = 1.6;
     # w = (.41 - .79 + 1.7 + 1.6)/2 = 1.46.
     strategy = start(FedADMM(published=True, rho=2.0, lr=0.1, local_epochs=1, duals=duals), 2)
-    assert_allclose(strategy.global_arrays["u"].numpy(), [1.46], rtol=1e-14)
+    assert_allclose(strategy.global_arrays["w"].numpy(), [1.46], rtol=1e-14)
     if duals == "strategy":
         own = strategy.state.clients
         assert_allclose(own.column("u"), [[0.41], [1.7]], rtol=1e-14)
@@ -121,7 +92,7 @@ def test_the_weights_are_those_of_the_objective(weights: Any, limit: float) -> N
 # --- rho by the step sizes of a round (P9) --------------------------------------------------------
 
 
-def reporting_grid(*reported: Any) -> Federation:
+def reporting_grid(*reported: Any) -> Grid:
     """Return clients, all alike, that report these S_i; None: they do not."""
 
     class Reporting(FedADMMClient):
@@ -130,11 +101,7 @@ def reporting_grid(*reported: Any) -> Federation:
             found = reported[int(self.context.node_config["partition-id"])]
             return metrics | {STEP_SUM: math.nan if found is None else found}
 
-    def client_fn(context: Context) -> Any:
-        batch = (torch.ones(1, dtype=torch.float64),) * 2
-        return Reporting(context, Scalar(), [batch], half_square, full_batch=True)
-
-    return Federation(client_app(client_fn), len(reported))
+    return scalar_grid((1.0,) * len(reported), (1.0,) * len(reported), Reporting)
 
 
 def test_rho_follows_from_the_step_sizes_of_the_first_round() -> None:
@@ -150,9 +117,8 @@ def test_rho_follows_from_the_step_sizes_of_the_first_round() -> None:
         rho, state = strategy.penalty, strategy.state
         seen.append((rho, rho * state.clients.column("dual")[:, 0], state.w[0]))
 
-    strategy.fraction_evaluate = 0.0
     grid = scalar_grid()
-    strategy.start(grid, ArrayRecord({"u": Array(np.zeros(1))}), 2, on_round=on_round)
+    start(strategy, 2, grid, on_round=on_round)
     assert seen[0][0] == pytest.approx(1.5, rel=1e-14)
     assert_allclose(seen[0][1], [0.2835, 2.862], rtol=1e-14)
     assert seen[0][2] == pytest.approx(2.097, rel=1e-14)

@@ -298,14 +298,3 @@ def test_a_pytorch_model_gives_what_the_closed_form_gives() -> None:
     np.testing.assert_allclose(*columns, rtol=1e-2)
     one, other = (strategy.metrics("train", {}, {})["objective"] for strategy in (measured, closed))
     assert one == pytest.approx(other, rel=1e-3)
-
-
-def test_a_client_that_cannot_serve_the_gram_matrix_ends_the_run() -> None:
-    data = TensorDataset(torch.randn(8, N), torch.randn(8, 1))
-
-    def client_fn(context: Context) -> NumPyClient:
-        return FedGiAClient(context, nn.Linear(N, 1), DataLoader(data), nn.MSELoss())
-
-    initial = ArrayRecord(nn.Linear(N, 1).state_dict())
-    with refused(RuntimeError, "handshake", "data matrix"):
-        FedGiA(hessian="gram").start(Federation(client_app(client_fn), M), initial, 1)

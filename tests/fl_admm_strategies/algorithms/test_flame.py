@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord
 from numpy.typing import NDArray
-from torch import nn
 
 from clients import FLAMEClient, client_app
 from clients.toolkit.solving.objective import LocalObjective
 from fl_admm_strategies import FLAME
+from tests.fl_admm_strategies.algorithms.quadratics import Point, point_client
 from tests.support.federation import Federation
 from tests.support.pace import fast
 
@@ -32,17 +32,6 @@ C = np.array([[1.0, 2.0], [-1.0, 0.5], [3.0, -2.0]])
 B = np.array([1.0, 2.0, 0.5])
 
 
-class Point(nn.Module):
-    """A model that is its parameter theta, at 0."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.theta = nn.Parameter(torch.zeros(size, dtype=torch.float64))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.theta.expand(len(inputs), -1)
-
-
 @dataclass
 class Quadratics:
     """A federation of quadratic losses, and what FLAME's equations say about its variables."""
@@ -50,20 +39,6 @@ class Quadratics:
     b: Matrix = field(default_factory=B.copy)
     c: Matrix = field(default_factory=C.copy)
     sizes: Sequence[int] = ()
-
-    def client(self, context: Context, client_class: Any = FLAMEClient) -> Any:
-        i = int(context.node_config["partition-id"])
-        n = self.sizes[i] if self.sizes else 1
-        batch = (torch.zeros(n, 1), torch.tensor(self.c[i]).expand(n, -1))
-        b = float(self.b[i])
-        return client_class(
-            context,
-            Point(self.c.shape[1]),
-            [batch],
-            lambda outputs, targets: b / 2 * ((outputs - targets) ** 2).sum(dim=1).mean(),
-            test_loader=[batch],
-            full_batch=True,
-        )
 
     def grid(self, *, exact: bool = True, noise: float = 0.0, **kwargs: Any) -> Federation:
         federation = self
@@ -80,12 +55,9 @@ class Quadratics:
                 self.load_block({"theta": theta + noise * torch.randn_like(theta)})
                 return {"loss": 0.0}
 
-        kind = ExactClient if exact else FLAMEClient
-        return Federation(
-            client_app(lambda context: self.client(context, kind).to_client()),
-            len(self.b),
-            **kwargs,
-        )
+        kind, own = ExactClient if exact else FLAMEClient, (self.b, self.c, self.sizes)
+        app = client_app(lambda context: point_client(kind, context, *own).to_client())
+        return Federation(app, len(self.b), **kwargs)
 
     def run(self, strategy: FLAME, num_rounds: int, **grid: Any) -> list[Variables]:
         """Return the variables after rounds 0, 1, ..., num_rounds."""

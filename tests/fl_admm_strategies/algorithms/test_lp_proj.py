@@ -17,7 +17,7 @@ from torch import nn
 from clients import LpProjADMMClient, client_app
 from fl_admm_strategies import LpProjADMM
 from fl_admm_strategies.maths.projection import projection
-from tests.fl_admm_strategies.algorithms.quadratics import Pair, pair_client
+from tests.fl_admm_strategies.algorithms.quadratics import PAIR, Point, point_client
 from tests.support.federation import Federation, node_of
 from tests.support.refusals import refused
 
@@ -40,16 +40,8 @@ class Two(nn.Module):
 
 
 def make_client(context: Context) -> LpProjADMMClient:
-    i = int(context.node_config["partition-id"])
-    batch = (torch.zeros(SIZES[i], 1), torch.tensor(C[i]).expand(SIZES[i], -1))
-    return LpProjADMMClient(
-        context,
-        Two(),
-        [batch],
-        lambda outputs, targets: B / 2 * ((outputs - targets) ** 2).sum(dim=1).mean(),
-        test_loader=[batch],
-        full_batch=True,
-    )
+    client: LpProjADMMClient = point_client(LpProjADMMClient, context, [B] * M, C, SIZES, Two())
+    return client
 
 
 def grid() -> Federation:
@@ -154,7 +146,7 @@ def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
     for half in ("fl_admm_strategies.algorithms.lp_proj", "clients.methods.lp_proj"):
         monkeypatch.setattr(f"{half}.projection", lambda *_: p)
 
-    new_client = partial(pair_client, LpProjADMMClient)
+    new_client = partial(point_client, LpProjADMMClient, b=PAIR[0], c=PAIR[1])
     watched = Federation(client_app(lambda context: new_client(context).to_client()), 2)
     strategy = LpProjADMM(
         lam=1.0, rho=0.5, lr=0.1, local_epochs=2, dimension=1, fraction_evaluate=0.0
@@ -165,7 +157,7 @@ def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
         models = [new_client(watched.context(node_of(i))).personal_arrays() for i in (0, 1)]
         seen.append([strategy.state.w, *(model["theta"] for model in models)])
 
-    strategy.start(watched, ArrayRecord(Pair().state_dict()), 2, on_round=on_round)
+    strategy.start(watched, ArrayRecord(Point().state_dict()), 2, on_round=on_round)
     (w_1, *theta_1), (w_2, *theta_2) = seen
     close(theta_1, [[0.1768, 0.3624], [-0.3576, 0.1832]], 1e-10)
     close(w_1, [0.164], 1e-10)

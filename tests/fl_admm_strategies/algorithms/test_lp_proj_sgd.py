@@ -18,7 +18,14 @@ from numpy.testing import assert_allclose
 from clients import LpProjClient, PFedMeClient, client_app
 from fl_admm_strategies import LpProj, PFedMe
 from fl_admm_strategies.maths.projection import projection
-from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, Pair, follow, pair_client
+from tests.fl_admm_strategies.algorithms.quadratics import (
+    ALL,
+    PAIR,
+    Grid,
+    Point,
+    follow,
+    point_client,
+)
 from tests.support.federation import (
     Federation,
     node_of,
@@ -28,7 +35,7 @@ from tests.support.refusals import refused
 BOTH = (0, 1)
 
 
-new_client = partial(pair_client, LpProjClient)
+new_client = partial(point_client, LpProjClient, b=PAIR[0], c=PAIR[1])
 
 
 def lp_proj(**settings: Any) -> LpProj:
@@ -44,7 +51,7 @@ def given_p(monkeypatch: pytest.MonkeyPatch) -> None:
 class PairGrid(Federation):
     """Two clients of two parameters."""
 
-    model = Pair
+    model = Point
 
     def __init__(self) -> None:
         super().__init__(client_app(lambda context: new_client(context).to_client()), 2)
@@ -117,7 +124,7 @@ def test_with_p_the_identity_and_theta_started_at_w_it_is_pfedme(monkeypatch):
 
 
 def start(strategy: LpProj) -> None:
-    strategy.start(PairGrid(), ArrayRecord(Pair().state_dict()), 1)
+    strategy.start(PairGrid(), ArrayRecord(Point().state_dict()), 1)
 
 
 def test_p_follows_from_the_seed() -> None:
