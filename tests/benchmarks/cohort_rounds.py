@@ -2,7 +2,6 @@
 
     PYTHONPATH=. python tests/benchmarks/cohort_rounds.py  # the table of docs/scaling.md
     PYTHONPATH=. python tests/benchmarks/cohort_rounds.py --engine ray --clients 5000 --numbers 1000
-    PYTHONPATH=. python tests/benchmarks/cohort_rounds.py --plot docs/scaling.png  # its picture
 
 Prints a line for every measurement, each of which runs in a process of its own: the median seconds
 of a round after the first; in-process also the processor's seconds, which another job on the
@@ -17,14 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import os
 import resource
 import subprocess
 import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -56,15 +53,6 @@ TABLE: list[tuple[str, str, int, int, int, float]] = [
     ("inprocess", "flower", 1_000, 1_000, 1_000, 1.0),
     ("ray", "flower", 1_000, 1_000, 1_000, 1.0),
 ]
-
-
-# What the picture has: engine, method, and how many clients at most.
-CURVES = {
-    ("inprocess", "mean"): ("in-process, four nodes", 100_000),
-    ("ray", "mean"): ("Ray, four nodes", 100_000),
-    ("inprocess", "flower"): ("in-process, Flower's FedAvg, a node each", 1_000),
-    ("ray", "flower"): ("Ray, Flower's FedAvg, a node each", 1_000),
-}
 
 
 STRATEGIES: dict[str, Any] = {
@@ -155,37 +143,6 @@ def in_its_own_process(case: tuple[Any, ...], rounds: int) -> dict[str, float]:
     return found
 
 
-def draw(file: Path, rounds: int) -> None:
-    """Draw the seconds and the memory of a round over the number of clients, for each engine."""
-    import matplotlib.pyplot as plt
-
-    figure, (time_axes, memory_axes) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for (engine, method), (label, most) in CURVES.items():
-        sizes = [10**power for power in range(1, 6) if 10**power <= most]
-        found = []
-        for clients in sizes:
-            nodes = clients if method == "flower" else min(4, clients)
-            case = (engine, method, clients, 1_000, nodes, 1.0)
-            found.append(in_its_own_process(case, rounds))
-            print(label, clients, found[-1], flush=True)
-        style = "--" if method == "flower" else "-"
-        colour = "tab:blue" if engine == "inprocess" else "tab:orange"
-        for axes, key in ((time_axes, "seconds"), (memory_axes, "megabytes")):
-            seen = [one[key] if one[key] >= 1e-3 else math.nan for one in found]
-            axes.plot(sizes, seen, style, c=colour, marker="o", label=label)
-    uploads = [sizes * 4e-3 for sizes in (10, 100_000)]
-    memory_axes.plot([10, 100_000], uploads, ":", c="grey", label="a round's uploads")
-    time_axes.set_ylabel("a round, seconds")
-    memory_axes.set_ylabel("peak of the server's process above its start, MB")
-    for axes in (time_axes, memory_axes):
-        axes.set(xscale="log", yscale="log", xlabel="clients, 1,000 numbers each, all in a round")
-        axes.grid(alpha=0.3)
-    time_axes.legend(fontsize="small")
-    memory_axes.legend(memory_axes.get_lines()[-1:], ["a round's uploads"], fontsize="small")
-    memory_axes.set_ylim(bottom=1)  # smaller federations fit in what the process had before
-    figure.savefig(file, dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", choices=["inprocess", "ray"], default="inprocess")
@@ -195,14 +152,10 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--fraction", type=float, default=1.0, help="of the clients in a round")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--plot", type=Path, help="draw a picture over the number of clients")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure(*json.loads(given.one))))
-        return
-    if given.plot:
-        draw(given.plot, given.rounds)
         return
     cases = TABLE
     if given.clients:
@@ -210,11 +163,9 @@ def main() -> None:
         one = given.engine, given.method, given.clients, given.numbers, nodes, given.fraction
         cases = [one]
     print("engine    method   clients numbers nodes sampled  round s  processor s  memory   load")
-    seconds: dict[tuple[str, str, int, int], float] = {}
     for case in cases:
         engine, method, clients, numbers, nodes, fraction = case
         found = in_its_own_process(case, given.rounds)
-        seconds[engine, method, clients, numbers] = found["seconds"]
         here = engine == "inprocess"
         processor = f"{found['processor']:11.3f}" if here else " " * 11
         memory = f"{found['megabytes'] / found['uploads']:6.1f} x" if here else " " * 8
@@ -223,16 +174,6 @@ def main() -> None:
             f"{found['seconds']:8.3f} {processor} {memory} {found['load']:7.1f}",
             flush=True,
         )
-    for engine in ("inprocess", "ray"):
-        theirs = seconds.get((engine, "flower", 1_000, 1_000))
-        for method in STRATEGIES:
-            ours = seconds.get((engine, method, 10_000, 1_000))
-            if ours and theirs:
-                print(
-                    f"{engine}: a round of Flower's FedAvg with 1,000 nodes takes "
-                    f"{theirs / ours:.1f} times one of {method} with 10,000 clients; a client of "
-                    f"it {10 * theirs / ours:.0f} times one"
-                )
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from fl_admm_strategies.maths.pairs import PairwiseStore
 from fl_admm_strategies.maths.penalties import SmoothedSCAD
 
 SIZES = [
-    pytest.param(100, 610, 30, id="m=100,d=610,active=30"),  # the paper's S1
-    pytest.param(400, 4010, 120, id="m=400,d=4010,active=120", marks=pytest.mark.slow),
-    pytest.param(1000, 1000, 300, id="m=1000,d=1000,active=300", marks=pytest.mark.slow),
+    pytest.param((100, 610, 30), id="m=100,d=610,active=30"),  # the paper's S1
+    pytest.param((400, 4010, 120), id="m=400,d=4010,active=120", marks=pytest.mark.slow),
+    pytest.param((1000, 1000, 300), id="m=1000,d=1000,active=300", marks=pytest.mark.slow),
 ]
 ROUNDS = {100: 500, 400: 20, 1000: 20}  # short ones are disturbed more
 
@@ -53,23 +53,31 @@ def server_round(
     return store, one_round
 
 
-@pytest.mark.parametrize(("m", "d", "active"), SIZES)
-def test_copy(benchmark: Any, m: int, d: int, active: int) -> None:
+def size_of(benchmark: Any, *size: int) -> tuple[int, ...]:
+    """Return clients, numbers and active clients; few where nothing is measured."""
+    m, d, active = size
     benchmark.group = f"m={m}, d={d}, {active} active"
+    return size if benchmark.enabled else (m // 10, d // 10, active // 10)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_copy(benchmark: Any, size: tuple[int, int, int]) -> None:
+    m, d, active = size_of(benchmark, *size)
     source = np.ones((touched_pairs(m, active), d), np.float32)
     target = np.zeros_like(source)
-    benchmark.pedantic(np.copyto, args=(target, source), warmup_rounds=1, rounds=ROUNDS[m])
+    benchmark.pedantic(np.copyto, args=(target, source), warmup_rounds=1, rounds=ROUNDS[size[0]])
 
 
 @pytest.mark.parametrize("engine", ["numba", "numpy"])
-@pytest.mark.parametrize(("m", "d", "active"), SIZES)
-def test_server_round(benchmark: Any, m: int, d: int, active: int, engine: str) -> None:
+@pytest.mark.parametrize("size", SIZES)
+def test_server_round(benchmark: Any, size: tuple[int, int, int], engine: str) -> None:
     if engine == "numba":
         pytest.importorskip("numba")
-    benchmark.group = f"m={m}, d={d}, {active} active"
+    m, d, active = size_of(benchmark, *size)
     kernels = import_module(f"fl_admm_strategies.maths.pairs.kernels_{engine}")
     store, one_round = server_round(m, d, active, kernels)
-    benchmark.pedantic(one_round, warmup_rounds=2, rounds=ROUNDS[m] if engine == "numba" else 5)
+    rounds = ROUNDS[size[0]] if engine == "numba" else 5
+    benchmark.pedantic(one_round, warmup_rounds=2, rounds=rounds)
     vectors = store.state_arrays()["delta"]
     assert len(vectors) == m * (m - 1) // 2
     benchmark.extra_info["MB of the vectors"] = vectors.nbytes // 10**6
