@@ -71,7 +71,7 @@ class Block:
     def optimised(
         cls, arrays: Arrays, trained: Collection[str], apart: re.Pattern[str] | None = None
     ) -> Self:
-        """Return the block of a model's trained arrays, without those whose names match a pattern.
+        """Return the block of a model's trained arrays, but for names that match a pattern.
 
         Raises
         ------
@@ -181,7 +181,7 @@ Pattern = Annotated[str, compile_pattern]
 def optimised(
     arrays: Arrays, trained: Collection[str], apart: re.Pattern[str] | None = None
 ) -> Arrays:
-    """Return the arrays that clients train, without those in whose names a pattern is found.
+    """Return the arrays that clients train, without those with a pattern in their names.
 
     Raises
     ------

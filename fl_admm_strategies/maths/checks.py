@@ -82,7 +82,7 @@ class SettingRule(NamedTuple):
     optional : bool
         None will do as well.
     scheduled : bool
-        A function will do as well, whose values must pass `check`.
+        A function will do as well; its values must pass `check`.
     """
 
     check: Callable[[str, Any], object]

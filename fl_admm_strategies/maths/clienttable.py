@@ -147,7 +147,7 @@ class ClientTable(ByClient):
             start = self._start[name]
             zero = not start.tobytes().strip(b"\0")
             for client, row in completed.items():
-                if not (zero and row[name] is start):  # zeros that nobody wrote take no memory
+                if not (zero and row[name] is start):  # zeros that were not written take no memory
                     new[index[client]] = row[name]
         self.ids, self._index, self._columns = ids, index, columns
 

@@ -72,7 +72,7 @@ def cluster_models(
 def fusion_bound(labels: ArrayLike, lam: float) -> NDArray[np.float64]:
     """Return the largest gradient norm at which a cluster can be exactly fused.
 
-    Let all of a cluster G_l be at one point alpha_l, and everybody else too far to pull. Then the
+    Let all of a cluster G_l be at one point alpha_l, and all others too far to pull. Then the
     first condition of (11) is grad f_i(alpha_l) = -(1/m) sum_{j in G_l} v_ij with ||v_ij|| <=
     lambda, hence ||grad f_i(alpha_l)|| <= lambda (|G_l| - 1)/m for every member. A member above
     the bound says that lambda is too small to hold the cluster together.

@@ -163,10 +163,10 @@ def settled(points: NDArray[np.floating], labels: Labels) -> Labels:
 def candidate_groups(updates: NDArray[np.floating], cuts: int) -> list[Labels]:
     """Return groupings that are worth a trial, the coarsest first, each once.
 
-    "One group" and "everybody alone", and the cuts of Ward's tree of the updates' directions
+    "One group" and "each client alone", and the cuts of Ward's tree of the updates' directions
     ``u_i/||u_i||`` at the largest relative jumps of its merges' heights: where the groups that are
     merged next are much further apart than the last ones were. Of these only cuts into m/2 groups
-    or fewer: where hardly anybody is together, "alone" says the same, and the few pairs would
+    or fewer: where hardly any clients are together, "alone" says the same, and the few pairs would
     decide the comparison of the losses. Clients that the tree has misplaced are moved (`settled`).
 
     Parameters
@@ -260,10 +260,10 @@ def preference(
     """Return by how many standard errors clients prefer a finer grouping, cell by cell.
 
     Cells are the groups of the finer one that are not groups of the other: a group that is one
-    client of a thousand votes as one cell, where in the mean over the clients nobody would hear it.
+    client of a thousand votes as one cell, where its part in the mean over the clients is nothing.
     A client's difference is divided by its own sampling error and the scatter within the cells.
-    In a cell of n it then counts at most ``CELL / sqrt(n)``, so that a liar cannot decide, and a
-    cell is their sum over sqrt(n), at most `CELL`. With z_C ~ N(0, 1) for those who do not care,
+    In a cell of n it then counts at most ``CELL / sqrt(n)``, so that one false report cannot
+    decide, and a cell is their sum over sqrt(n), at most `CELL`. With z_C ~ N(0, 1) for those who do not care,
     the result, the sum over the cells over the root of their number, is N(0, 1) as well. It is 0
     where more than a tenth of the clients are in cells that clearly lose, or all cells are single
     clients whose mean loss, winsorised, rises: many may gain a little by setting apart a few who
@@ -343,7 +343,7 @@ def holding_lambda(labels: Labels, gradient_norms: NDArray[np.float64]) -> float
 
     That is max_i m ||grad f_i(alpha_l)||/(|G_l| - 1), over the clients i that are not alone; 0
     where all are, and where no gradient norm is known (NaN). The norms are winsorised, since
-    clients report them, and a liar is not to set lambda.
+    clients report them, and one false report is not to set lambda.
     """
     sizes = np.bincount(labels)[list(labels)]
     known = (sizes > 1) & np.isfinite(gradient_norms)

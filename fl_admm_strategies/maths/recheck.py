@@ -22,19 +22,19 @@ MATTERS = 0.03
 """The share of its loss that half of a group must gain by a split where the other half does not
 clearly gain. What a client of few samples uploads is noise to those of many: all of them are a
 little better without it, which is clear and no reason, and what it loses or gains itself is noise.
-(Nor does a half whose median loses: of who lies only the sign counts.)"""
+(Nor does a half gain where its median loses: a false answer counts by its sign alone.)"""
 AT_ALL = 0.005
 """The share where both halves clearly gain. Those of a large group of clients with many samples
 gain so little, too, however clear it is, as they are not of the same samples."""
-LEAVE, LEAVE_ALONE = 1.5, 3.0  # for another group; where nobody else is in the client's own
+LEAVE, LEAVE_ALONE = 1.5, 3.0  # for another group; where the client is alone in its own
 VAGUE = 10.0  # times the median, of an even number the smaller one
 _TINY = np.finfo(float).tiny
 
 STAY, HALF, UNITED, HELD_OUT, JOIN = -1, 0, 1, 2, 3
 """What a model stands for: the client's group as it is; the half of it that the client is in; it
 and the nearest group as one; and, from `JOIN` on, another group, ``JOIN + label``. `HELD_OUT` is
-the half again, by the samples that the client has held out: whose samples are alike by chance is in
-one half, and the more clients a group has, the clearer is what they gain by that."""
+the half again, by the samples that the client has held out. Clients with similar samples by chance
+are in one half, and the more clients a group has, the clearer is what they gain by that."""
 
 Vectors = Mapping[int, NDArray[Any]]
 
@@ -43,8 +43,8 @@ class Recheck:
     """Splits, merges and joins of present groups, with models to judge them by.
 
     No client judges a model that it has had a part in: its own is left out of every mean. Only
-    where nobody else is left (it is alone in its group, or in its half) it counts on both sides of
-    the comparison, and is asked for its held-out samples.
+    where the client is alone in its group, or in its half, its model counts on both sides of the
+    comparison, and is judged by its held-out samples.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def _middle(values: NDArray[np.float64]) -> float:
 
 
 def _silence_vague(answers: NDArray[np.float64], rows: NDArray[np.bool_]) -> None:
-    """Take their say from those of some clients whose error is `VAGUE` times the others'.
+    """Drop the answers of some clients with an error of `VAGUE` times the others'.
 
     In the sum of all a large error could veto anything.
     """
@@ -235,7 +235,7 @@ def _agree(
 
 
 def _score(answers: NDArray[np.float64], rows: NDArray[np.bool_], choice: int) -> float:
-    """Return the sum of some clients' gains, in standard errors; 0 where nobody has said."""
+    """Return the sum of some clients' gains, in standard errors; 0 without an answer."""
     gains, errors = answers[:, rows, choice]
     known = np.isfinite(gains) & np.isfinite(errors)
     scale = float(np.linalg.norm(errors[known]))

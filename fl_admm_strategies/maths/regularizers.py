@@ -15,7 +15,7 @@ class Regularizer(Protocol):
     """A convex function R of an array.
 
     Any object with these two methods will do: a norm, or the indicator of a closed convex set,
-    whose `prox` is the projection onto the set and whose `value` in it is 0.
+    with the projection onto the set as `prox` and a `value` of 0 in it.
     """
 
     def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:

@@ -103,11 +103,11 @@ def zeta(
     """Return zeta_i = (1/m) sum_j (omega_j + theta_ij - v_ij/rho) of k clients i.
 
     To this sum a plain pair adds omega_j + (omega_i - omega_j) = omega_i. With N_i the clients j
-    whose pair with i is not plain, and i itself, it is
+    that have a vector with i, and i itself, it is
 
         zeta_i = omega_i + (1/m) sum_{j in N_i} (omega_j - omega_i + (2 s_ij - 1) delta_ij)
 
-    so that a client whose pairs are all plain gets its own model back, to the last bit.
+    so that a client with plain pairs alone gets its own model back, to the last bit.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from .algebra import Clients, Float64Array, FloatArray, Indices, Places
 from .kernels import Kernels
 from .vectors import Vectors
 
-_PIVOTS = 32  # clients whose distances from all others spare most others
+_PIVOTS = 32  # clients; their distances from all others spare most comparisons
 
 
 def theta_norms(

@@ -1,6 +1,6 @@
 """The passes over the pairs' vectors in plain numpy, and what each of them computes.
 
-The rows of `delta` are the vectors of pairs, whose clients are `i` and `j`.
+The rows of `delta` are the vectors of pairs; `i` and `j` are their clients.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class PairwiseStore:
         return scale
 
     def _move_with_group(self, clients: Places, models: FloatArray) -> Places:
-        """Move members that sit out by the mean move of their group's others; return who they are.
+        """Move members that sit out by the mean move of their group's others, and return them.
 
         Two of them stay where they are to each other, and so do theta_ij and v_ij of a pair inside,
         and theta_ij = omega_i - omega_j of a plain one. A pair between two groups that is not plain
@@ -203,7 +203,7 @@ class PairwiseStore:
         return np.flatnonzero(sits_out & np.isin(labels, of_clients) & (labels >= 0))
 
     def place(self, clients: Clients, omega: ArrayLike) -> None:
-        """Set the models of clients all of whose pairs are plain, one for all or one for each."""
+        """Set the models of clients with plain pairs alone: one for all or one for each."""
         self._omega[clients] = omega
 
     def zeta(self, indices: Clients) -> FloatArray:
@@ -238,7 +238,7 @@ class PairwiseStore:
         return self._narrow(total / len(self._omega))  # -grad f_i(omega_i) at a stationary point
 
     def _sums(self, clients: Places, weight: Weight) -> tuple[Float64Array, Mask]:
-        """Return sum_j weight(s_ij) delta_ij of each client, and whose pairs with it are in it."""
+        """Return sum_j weight(s_ij) delta_ij of each client, and its partners in the sum."""
         total = np.zeros((len(clients), self._omega.shape[1]))
         slots, weights = self._vectors.slot_of[clients], weight(self._vectors.scale)
         self._kernels.add_rows(self._vectors.delta, slots, clients, weights, total)
@@ -260,8 +260,8 @@ class PairwiseStore:
         """Return the connected components of ||theta_ij|| <= nu (Remark 2).
 
         As `maths.clustering.clusters` of `theta_norms`, and without that matrix: a client is
-        compared only with those that have no cluster yet, and not with those whose distance from
-        the first client of some cluster differs by more than nu.
+        compared only with those that have no cluster yet, and not with those that the triangle
+        inequality sets apart, by the distances from the first clients of clusters.
 
         Parameters
         ----------
