@@ -263,12 +263,12 @@ def preference(
     client of a thousand votes as one cell, where its part in the mean over the clients is nothing.
     A client's difference is divided by its own sampling error and the scatter within the cells.
     In a cell of n it then counts at most ``CELL / sqrt(n)``, so that one false report cannot
-    decide, and a cell is their sum over sqrt(n), at most `CELL`. With z_C ~ N(0, 1) for those who do not care,
-    the result, the sum over the cells over the root of their number, is N(0, 1) as well. It is 0
-    where more than a tenth of the clients are in cells that clearly lose, or all cells are single
-    clients whose mean loss, winsorised, rises: many may gain a little by setting apart a few who
-    lose much. A cell whose loss rises even on what it has trained on does not object: its model is
-    not what its clients have trained, as with malicious ones.
+    decide, and a cell is their sum over sqrt(n), at most `CELL`. With z_C ~ N(0, 1) for clients
+    without a preference, the result, the sum over the cells over the root of their number, is
+    N(0, 1) as well. It is 0 where more than a tenth of the clients are in cells that clearly lose,
+    or all cells are single clients and the mean loss, winsorised, rises: many may gain a little by
+    setting apart a few that lose much. A cell that loses even on its own training samples does not
+    object: its model is not what its clients have trained, as with malicious ones.
 
     Parameters
     ----------
