@@ -27,7 +27,6 @@ from clients.toolkit.solving.steps import Scalars
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import Positive, WholeNumber, check_fields
 from fl_admm_strategies.runtime.messages import records as wire
-from fl_admm_strategies.runtime.messages.seal import SEAL
 
 LABELS: Final = "random-labels"
 Kind = Literal["same-value", "sign-flip", "gaussian", "one-huge", "random-labels"]
@@ -154,7 +153,6 @@ class AttackingClient(NumPyClient):
             return uploaded, num_examples, metrics
         upload = dict(zip(_upload_names(config, len(uploaded)), uploaded, strict=True))
         server_round = int(config.get("server-round", 0))
-        metrics.pop(SEAL, None)  # it would seal what it sends
         forged = self.attack.replace(upload, self.client_id, server_round)
         return list(forged.values()), num_examples, metrics
 

@@ -54,8 +54,11 @@ class FedALSClient(CompletionClient[FedALSInstruction]):
             name: np.asarray(new[name] - summed.get(name, 0.0), items.dtype)
             for name in asked.upload
         }
-        upload, kept = self.as_sent(change, config), solver.kept(users)
+        upload, kept = self.changed(change, {}, config), solver.kept(users)
         if WIRE_DTYPE in config:  # what is in the server's sums is not what the users' factors give
-            kept |= {SUMMED + name: array + summed.get(name, 0.0) for name, array in upload.items()}
+            kept |= {
+                SUMMED + name: array.astype(np.float64) + summed.get(name, 0.0)
+                for name, array in upload.items()
+            }
         self.memory.keep(config, kept)
         return upload, {"loss": solver.loss(users, items) / self.train_size()}

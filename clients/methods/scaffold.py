@@ -45,7 +45,6 @@ class SCAFFOLDClient(TorchClient[SCAFFOLDInstruction]):
         y, length = self.block(list(c)), objective.steps * asked.lr
         change = {name: (x[name] - y[name]) / length - c[name] for name in c}  # option II of (4)
         upload = {name: array for name, array in self.arrays().items() if name in asked.model}
-        upload, _ = self.clipped(upload | to_numpy(change, CONTROL), asked.model, config)
-        upload = self.as_sent(upload, config)
+        upload = self.changed(upload | to_numpy(change, CONTROL), asked.model, config)
         self.memory.keep(config, {CONTROL + n: a + upload[CONTROL + n] for n, a in c_i.items()})
         return upload, metrics

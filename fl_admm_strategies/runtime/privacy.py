@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, Spec
 from ..maths.checks import Fraction, NotNegative, Positive, check_fields, listing
 from .algorithm import Algorithm
-from .messages.noise import CLIP, NOISE, NOISED
+from .messages.changes import CLIP, NOISE, NOISED
 from .messages.records import Metrics, Reply, Scalar
 from .messages.wire import WireDtype
 from .trust.layout import Layout

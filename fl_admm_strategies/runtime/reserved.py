@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 from .algorithm import Algorithm
 from .common.settings import parameters_of
-from .messages.noise import CLIP, NOISE
+from .messages.changes import CLIP, NOISE
 from .messages.records import COLLECT, GROUPS, UPLOAD
 from .messages.schema import Instruction, setting_names
 from .messages.stamp import is_stamp

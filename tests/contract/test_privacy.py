@@ -32,7 +32,7 @@ from fl_admm_strategies import (
     FedAvg,
     StatefulStrategy,
 )
-from fl_admm_strategies.runtime.messages.noise import with_noise
+from fl_admm_strategies.runtime.messages.changes import Clipping, Noise
 from tests.contract.checks import ROUNDS, SECRET, WEIGHTED, resumed
 from tests.support.cases import NUM_CLIENTS as M
 from tests.support.cases import case_of, grid_of, run, sampling
@@ -176,12 +176,13 @@ def test_a_round_that_is_done_again_with_other_uploads_has_other_noise() -> None
 def test_a_client_clips_over_all_arrays_and_adds_noise() -> None:
     sent = {"a": np.ones(3, np.float32), "b": np.zeros((2, 2), np.float32)}
     upload = {"a": np.array([4, 1, 1], np.float32), "b": np.array([[4, 0], [0, 0]], np.float32)}
-    clipped = with_noise(upload, sent, clip=1.0, std=0.0)
-    np.testing.assert_allclose(clipped["a"], [1.6, 1.0, 1.0], rtol=1e-6)  # (3, 4)/5 of 1
-    np.testing.assert_allclose(clipped["b"], [[0.8, 0.0], [0.0, 0.0]], rtol=1e-6)
-    assert_same_bits(with_noise(upload, sent, clip=10.0, std=0.0), upload)
-    wide = {"x": np.zeros(40_000)}
-    assert with_noise(wide, wide, clip=1.0, std=0.3)["x"].std() == pytest.approx(0.3, rel=0.02)
+    clipped = Clipping(1.0)(upload, sent)
+    np.testing.assert_allclose(clipped["a"], [1.6, 1.0, 1.0], rtol=1e-5)  # (3, 4)/5 of 1
+    np.testing.assert_allclose(clipped["b"], [[0.8, 0.0], [0.0, 0.0]], rtol=1e-5)
+    assert_same_bits(Clipping(10.0)(upload, sent), upload)
+    noisy = Noise(0.3)({"x": np.ones(40_000)}, {})["x"]
+    assert noisy.std() == pytest.approx(0.3, rel=0.02)
+    assert noisy.mean() == pytest.approx(1.0, abs=0.01)
 
 
 # --- Epsilon --------------------------------------------------------------------------------------
@@ -245,8 +246,8 @@ def test_a_resumed_run_goes_on_to_the_same_bits_and_the_same_epsilon(
 
 def test_clients_that_do_not_clip_or_add_noise_are_refused(warned: Warned) -> None:
     class Unclipped(FedADMMClient):
-        def clipped(self, upload: Any, sent: Any, config: Any) -> Any:
-            return upload, 1.0
+        def changed(self, upload: Any, reference: Any, config: Any) -> Any:
+            return super().changed(upload, reference, {**config, "privacy-clip": 1e9})
 
     strategy = FedADMM(rho=0.1, lr=5.0, duals="client", privacy=DP, fraction_evaluate=0)
     with refused(RuntimeError, "the bound is 0.2"):

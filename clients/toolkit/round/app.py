@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
@@ -25,7 +26,7 @@ from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawRe
 
 from ..errors import plain_errors
 from ..solving.steps import Choice, Job
-from .mods import through
+from .mods import mods_for, through
 from .residents import Residents
 
 ClientFn = Callable[[Context], Any]
@@ -118,63 +119,12 @@ def client_app(
             "waits for its reply, so that clients cannot train together. Leave one of them out."
         )
     app = ClientApp()
-    residents = Residents(secrets.token_hex()) if keep_clients else None
-
-    def hosted(context: Context) -> tuple[list[int] | None, int]:
-        """Return the ids of this node's clients (None: it cannot tell) and the total."""
-        partition = context.node_config.get("partition-id")
-        nodes = int(context.node_config.get("num-partitions", 0))
-        total = num_clients(context) if callable(num_clients) else num_clients
-        if total is None:
-            return (None, 0) if partition is None else ([int(partition)], nodes)
-        if partition is None or not 0 <= int(partition) < nodes:
-            raise ValueError(
-                f"node_config says partition-id={partition}, num-partitions={nodes}; hosting "
-                f"{total} clients needs 0 <= partition-id < num-partitions."
-            )
-        node = int(partition)
-        return list(range(node * total // nodes, (node + 1) * total // nodes)), total
-
-    def handle(message: Message, context: Context) -> Message:
-        assert client_fn is not None
-        allowed = may_collect(context) if callable(may_collect) else may_collect
-        if num_clients is None:
-            with plain_errors():
-                client = _numpy_client(client_fn(context))
-            return answer(client, message, may_collect=allowed, mods=mods, context=context)
-        clients, total = hosted(context)
-        assert clients is not None
-        with collector_paused():
-            asked = dict(unpack_instructions(message.content))
-        if not asked or not asked.keys() <= ({None} if len(clients) == 1 else set(clients)):
-            raise ValueError(
-                f"The message is for {_named(asked)}, but this node hosts "
-                f"{listing(clients)} of {total} clients. Server and nodes must be told the same "
-                "number of clients and nodes."
-            )
-        _check_consent(asked.values(), allowed)
-        choice: Choice = False
-        if not mods:
-            choice = cohort(context) if callable(cohort) else cohort
-            check_choice("cohort", choice, ("auto", True, False))
-        node = _Node(client_fn, message, context, total, mods, residents)
-        with only_new_collected():  # a message for one client has no label for it
-            only = clients[0]
-            found = node.replies({only if k is None else k: asked[k] for k in asked}, choice)
-            replies = {k: found[only if k is None else k] for k in asked}
-        with collector_paused():
-            return Message(pack_replies(replies), reply_to=message)
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        clients, total = hosted(context)
-        identity = ConfigRecord()
-        if clients is not None:
-            identity[wire.CLIENT_IDS] = clients
-            identity[wire.NUM_CLIENTS] = total
-        return Message(RecordDict({wire.CONFIG: identity}), reply_to=message)
-
+    host = _Host(client_fn, num_clients, cohort, may_collect, mods)
+    if keep_clients:
+        host.residents = Residents(secrets.token_hex())
+    app.query()(host.identify)
     if client_fn is not None:
+        handle = host.handle_one if num_clients is None else host.handle_several
         app.train()(handle)
         app.evaluate()(handle)
     return app
@@ -221,78 +171,132 @@ def answer(
     ...     train, _ = load_data(context.node_config["partition-id"])
     ...     return answer(FPFCClient(context, Net(), train, nn.CrossEntropyLoss()), msg)
     """
-    trains = _trains(message)
     client = _numpy_client(client, "answer() was given")
-    instruction = _only_instruction(message)
-    _check_consent([instruction], may_collect)
-    mine: Any = context or getattr(client, "context", None)
+    own = context or getattr(client, "context", None)
     with plain_errors():
-        reply = through(mods, message, mine, instruction, partial(_reply, trains, client))
+        instruction = _only_instruction(message, may_collect)
+        reply = _reply(client, instruction, message, own, mods)
         return Message(pack_replies({None: reply}), reply_to=message)
 
 
-@dataclass(frozen=True)
-class _Node:
-    """The hosted clients that a message is for. A client that raises fails alone.
+Jobs = dict[int, tuple[Any, ClientInstruction]]
+
+
+@dataclass
+class _Host:
+    """The clients of a node, and how they answer messages.
+
+    Attributes are the parameters of `client_app`, and:
 
     Attributes
     ----------
-    client_fn : callable
-    message : Message
-    context : Context
-        The node's. A client that has not raised leaves its state in it.
-    total : int
-        Clients of the federation.
-    mods : sequence of callable
     residents : Residents or None
-        Keeps clients for the next message.
+        Keeps clients from message to message.
     """
 
-    client_fn: ClientFn
-    message: Message
-    context: Context
-    total: int
+    client_fn: Any
+    num_clients: int | Callable[[Context], int] | None
+    cohort: Choice | Callable[[Context], Choice]
+    may_collect: bool | Callable[[Context], bool]
     mods: Sequence[Mod]
-    residents: Residents | None
+    residents: Residents | None = None
 
-    def replies(
-        self, asked: Mapping[int, ClientInstruction], choice: Choice
-    ) -> dict[int, RawReply]:
-        """Have the clients do what they are asked; return what they reply."""
-        states = _split_state(self.context.state)
-        together = choice is True or (choice == "auto" and self.total >= LEAST_COHORT)
+    def identify(self, message: Message, context: Context) -> Message:
+        """Say which clients the node hosts."""
+        clients, total = self._clients(context)
+        identity = ConfigRecord()
+        if clients is not None:
+            identity[wire.CLIENT_IDS] = clients
+            identity[wire.NUM_CLIENTS] = total
+        return Message(RecordDict({wire.CONFIG: identity}), reply_to=message)
+
+    def handle_one(self, message: Message, context: Context) -> Message:
+        """Have the node's only client do what a message asks for."""
+        with plain_errors():
+            client = _numpy_client(self.client_fn(context))
+            instruction = _only_instruction(message, self._may_collect(context))
+            reply = _reply(client, instruction, message, context, self.mods)
+            return Message(pack_replies({None: reply}), reply_to=message)
+
+    def handle_several(self, message: Message, context: Context) -> Message:
+        """Have the clients do what a message asks for; one that raises fails alone."""
+        clients, total = self._clients(context)
+        assert clients is not None
+        with collector_paused():
+            instructions = dict(unpack_instructions(message.content))
+        if list(instructions) == [None] and len(clients) == 1:  # one client needs no label
+            asked: dict[Any, ClientInstruction] = {clients[0]: instructions[None]}
+        elif instructions and instructions.keys() <= set(clients):
+            asked = dict(instructions)
+        else:
+            raise ValueError(
+                f"The message is for {_named(instructions)}, but this node hosts "
+                f"{listing(clients)} of {total} clients. Server and nodes must be told the same "
+                "number of clients and nodes."
+            )
+        _check_consent(asked.values(), self._may_collect(context))
+        choice: Choice = False
+        if not self.mods:
+            choice = self.cohort(context) if callable(self.cohort) else self.cohort
+            check_choice("cohort", choice, ("auto", True, False))
+        together = choice is True or (choice == "auto" and total >= LEAST_COHORT)
         at_once = TOGETHER if together else 1  # no more of them are in memory
-        waiting = list(asked.items())
-        replies: dict[int, RawReply] = {}
-        for start in range(0, len(waiting), at_once):
-            jobs: _Jobs = {}
-            contexts: dict[int, Context] = {}
-            for client_id, instruction in waiting[start : start + at_once]:
-                made = _alone(self._client, client_id, states.get(client_id, {}))
-                if isinstance(made, RawReply):
-                    replies[client_id] = made
-                else:
-                    client, contexts[client_id] = made
-                    jobs[client_id] = client, instruction
-            found = _train_together(_trains(self.message), choice, jobs) if together else {}
-            for client_id, job in jobs.items():
-                alone = client_id not in found
-                reply = _alone(self._reply, *job) if alone else found[client_id]
-                replies[client_id], failed = reply, reply.error is not None
-                if not failed:
-                    for key in states.get(client_id, {}):
-                        del self.context.state[f"{key}@{client_id}"]
-                    for key, record in contexts[client_id].state.items():
-                        self.context.state[f"{key}@{client_id}"] = record
-                if self.residents is not None:
-                    self.residents.leave(client_id, failed)
-        return replies
+        states, waiting = _split_state(context.state), list(asked)
+        replies: dict[Any, RawReply] = {}
+        with only_new_collected():
+            for start in range(0, len(waiting), at_once):
+                jobs: Jobs = {}
+                contexts: dict[int, Context] = {}
+                for client_id in waiting[start : start + at_once]:
+                    with _failing_alone(client_id, replies):
+                        state = states.get(client_id, {})
+                        client, own = self._client(client_id, total, context, state)
+                        jobs[client_id], contexts[client_id] = (client, asked[client_id]), own
+                if together:
+                    _train_together(_trains(message), choice, jobs, replies)
+                for client_id, (client, instruction) in jobs.items():
+                    own = contexts[client_id]
+                    with _failing_alone(client_id, replies):
+                        if client_id not in replies:
+                            reply = _reply(client, instruction, message, own, self.mods)
+                            replies[client_id] = reply
+                    failed = replies[client_id].error is not None
+                    if not failed:
+                        for key in states.get(client_id, {}):
+                            del context.state[f"{key}@{client_id}"]
+                        for key, record in own.state.items():
+                            context.state[f"{key}@{client_id}"] = record
+                    if self.residents is not None:
+                        self.residents.leave(client_id, failed)
+        if None in instructions:
+            replies = {None: replies[clients[0]]}
+        with collector_paused():
+            return Message(pack_replies(replies), reply_to=message)
 
-    def _client(self, client_id: int, state: dict[str, Any]) -> tuple[NumPyClient, Context]:
+    def _clients(self, context: Context) -> tuple[list[int] | None, int]:
+        """Return the ids of a node's clients (None: it cannot tell) and the total."""
+        partition = context.node_config.get("partition-id")
+        nodes = int(context.node_config.get("num-partitions", 0))
+        total = self.num_clients(context) if callable(self.num_clients) else self.num_clients
+        if total is None:
+            return (None, 0) if partition is None else ([int(partition)], nodes)
+        if partition is None or not 0 <= int(partition) < nodes:
+            raise ValueError(
+                f"node_config says partition-id={partition}, num-partitions={nodes}; hosting "
+                f"{total} clients needs 0 <= partition-id < num-partitions."
+            )
+        node = int(partition)
+        return list(range(node * total // nodes, (node + 1) * total // nodes)), total
+
+    def _may_collect(self, context: Context) -> bool:
+        return self.may_collect(context) if callable(self.may_collect) else self.may_collect
+
+    def _client(
+        self, client_id: int, total: int, node: Context, state: dict[str, Any]
+    ) -> tuple[NumPyClient, Context]:
         """Return a client, kept or made, and its context."""
-        place = {"partition-id": client_id, "num-partitions": self.total}
-        config = {**self.context.node_config, **place}
-        fields = vars(self.context) | {"node_config": config, "state": state}
+        place = {"partition-id": client_id, "num-partitions": total}
+        fields = vars(node) | {"node_config": {**node.node_config, **place}, "state": state}
         if self.residents is not None:
             return self.residents.client(self._made, fields)
         return self._made(fields)
@@ -301,45 +305,33 @@ class _Node:
         context = Context(**fields | {"state": RecordDict(fields["state"])})
         return _numpy_client(self.client_fn(context)), context
 
-    def _reply(self, client: Any, instruction: ClientInstruction) -> RawReply:
-        client.seals = bool(self.mods)  # else nothing can change an upload on its way
-        own = getattr(client, "context", self.context)
-        run = partial(_reply, _trains(self.message), client)
-        return through(self.mods, self.message, own, instruction, run)
 
-
-T = TypeVar("T")
-_Jobs = dict[int, tuple[Any, ClientInstruction]]
-
-
-def _alone(work: Callable[..., T], *given: Any) -> T | RawReply:
-    """Do a client's work; where it raises, whatever it raises, that client fails alone."""
+@contextmanager
+def _failing_alone(client_id: int, replies: dict[Any, RawReply]) -> Iterator[None]:
+    """Do a client's work; whatever it raises is the reply of that client alone."""
     try:
-        return work(*given)
+        yield
     except Interrupted:
         raise
     except BaseException as error:
-        return RawReply(error=describe(error))
+        replies[client_id] = RawReply(error=describe(error))
 
 
-def _train_together(trains: bool, choice: Choice, jobs: _Jobs) -> dict[int, RawReply]:
-    """Have those clients train, or be evaluated, that can do so together."""
+def _train_together(trains: bool, choice: Choice, jobs: Jobs, replies: dict[Any, RawReply]) -> None:
+    """Add the replies of those clients that can train, or be evaluated, together."""
     work: dict[Any, dict[int, Job]] = {}
     for client_id, (client, instruction) in jobs.items():
         driver = client.driver(trains) if hasattr(client, "driver") else None
         if driver is not None and not instruction.config.get(wire.COLLECT):
-            client.seals = False
             given = _received(client, instruction), instruction.full_config()
             work.setdefault(driver, {})[client_id] = client, *given
-    replies: dict[int, RawReply] = {}
     for driver, of_clients in work.items():
         results = driver(list(of_clients.values()), choice, not trains)
         for client_id, result in zip(of_clients, results, strict=True):
-            if isinstance(result, BaseException):
-                replies[client_id] = RawReply(error=describe(result))
-            else:
-                replies[client_id] = _alone(_checked, trains, *jobs[client_id], result)
-    return replies
+            with _failing_alone(client_id, replies):
+                if isinstance(result, BaseException):
+                    raise result
+                replies[client_id] = _checked(trains, *jobs[client_id], result)
 
 
 def _trains(message: Message) -> bool:
@@ -359,15 +351,16 @@ def _check_consent(asked: Iterable[ClientInstruction], may_collect: bool) -> Non
         )
 
 
-def _only_instruction(message: Message) -> ClientInstruction:
+def _only_instruction(message: Message, may_collect: bool) -> ClientInstruction:
     """Return what a message for a node with one client asks for."""
-    asked = dict(unpack_instructions(message.content))
-    if list(asked) != [None]:
+    instructions = dict(unpack_instructions(message.content))
+    if list(instructions) != [None]:
         raise ValueError(
-            f"The message is for {_named(asked)}, but this node is one client. "
+            f"The message is for {_named(instructions)}, but this node is one client. "
             "A node that hosts several needs client_app(client_fn, num_clients=...)."
         )
-    return asked[None]
+    _check_consent(instructions.values(), may_collect)
+    return instructions[None]
 
 
 def _named(asked: Iterable[int | None]) -> str:
@@ -384,8 +377,18 @@ def identity(context: Context) -> dict[str, Any]:
     return {wire.CLIENT_ID: int(partition), wire.NUM_CLIENTS: int(total)}
 
 
-def _reply(trains: bool, client: NumPyClient, instruction: ClientInstruction) -> RawReply:
-    """Have a client do what it is asked; return what it replies."""
+def _reply(
+    client: NumPyClient,
+    instruction: ClientInstruction,
+    message: Message,
+    context: Any,
+    mods: Sequence[Mod] | None,
+) -> RawReply:
+    """Have a client do what it is asked; return what it replies. None: inside its mods."""
+    trains = _trains(message)
+    if mods is not None and (used := mods_for(instruction, trains, mods)):
+        run = partial(_reply, client, message=message, context=context, mods=None)
+        return through(used, message, context, instruction, run)
     if trains and instruction.config.get(wire.COLLECT):
         return _personal(client)
     run: Any = client.fit if trains else client.evaluate

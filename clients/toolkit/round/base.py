@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, ClassVar, Generic, Never, TypeVar
@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.common.settings import refuse_unknown
 from fl_admm_strategies.runtime.messages import records as wire
-from fl_admm_strategies.runtime.messages.noise import CLIP, NOISE, NOISED, clipped, with_noise
+from fl_admm_strategies.runtime.messages.changes import NOISE, NOISED, ChangedUpload, changes_of
 from fl_admm_strategies.runtime.messages.schema import Instruction
-from fl_admm_strategies.runtime.messages.seal import SEAL, seal
 from fl_admm_strategies.runtime.messages.stamp import check_instruction_maker, made_by
-from fl_admm_strategies.runtime.messages.wire import WIRE_DTYPE, reduced_upload
 from fl_admm_strategies.runtime.strategy import StatefulStrategy
 from fl_admm_strategies.runtime.trust.divergence import INITIAL_LOSS
 from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer
@@ -68,8 +66,6 @@ class MethodClient(NumPyClient, Generic[Asked]):
     cohort: Driver | None = None
     """What trains and evaluates several such clients together, if anything does."""
     initial_loss: float | None = None
-    seals: bool = True
-    """Whether replies have a `seal`: not where nothing can change them on their way."""
 
     def __init__(
         self, context: Context, *, state_dir: str | os.PathLike[str] | None = None, **unknown: Never
@@ -190,11 +186,12 @@ class MethodClient(NumPyClient, Generic[Asked]):
             upload, metrics = self.train(asked, config)
         if self.initial_loss is not None and config.get("version") == 0:
             metrics = metrics | {INITIAL_LOSS: self.initial_loss}
-        uploaded = self.ordered(upload, parameters, config)
-        sealed = {SEAL: seal(uploaded)} if self.seals and "run" in config else {}
+        if not isinstance(upload, ChangedUpload):
+            (sent, *_) = wire.split_groups(parameters, config).values()
+            upload = self.changed(upload, sent, config)
         if NOISE in config:
-            sealed = {NOISED: 1}  # the server does not know what the client holds
-        return uploaded, num_examples, metrics | sealed | self.stamp()
+            metrics = metrics | {NOISED: 1}
+        return list(upload.values()), num_examples, metrics | self.stamp()
 
     @plain_errors()
     def evaluate(self, parameters: list[NDArray[Any]], config: Scalars) -> Evaluation:
@@ -259,54 +256,37 @@ class MethodClient(NumPyClient, Generic[Asked]):
         """Answer a handshake, which by default asks for the number of training examples only."""
         return [], self.train_size(), {}
 
-    def ordered(
-        self, upload: Mapping[str, NDArray[Any]], parameters: list[NDArray[Any]], config: Scalars
-    ) -> list[NDArray[Any]]:
-        """Return the arrays of an upload in the order in which the server wants them."""
-        names = self.wanted_names(parameters, config)
-        if missing := [name for name in names if name not in upload]:
-            upload = {**upload, **self.untrained(missing)}
-        if missing := [name for name in names if name not in upload]:
-            raise ValueError(
-                f"The server wants the arrays {', '.join(missing)}, which this client does not "
-                "have. Use one model definition on both sides."
-            )
-        travelling = {name: upload[name] for name in names}
-        if NOISE in config:
-            sent = next(iter(wire.split_groups(parameters, config).values()))
-            travelling = with_noise(travelling, sent, config[CLIP], config[NOISE])
-        return list(reduced_upload(travelling, config, self.buffer_names()).values())
+    def changed(self, upload: Arrays, reference: Arrays, config: Scalars) -> ChangedUpload:
+        """Return what the server wants of an upload, in its order and as it travels.
 
-    def wanted_names(self, parameters: list[NDArray[Any]], config: Scalars) -> list[str]:
-        """Return which arrays the server wants."""
-        if (wanted := config.get(wire.UPLOAD)) is not None:
-            return wire.read_names(wire.UPLOAD, wanted)
-        return list(next(iter(wire.split_groups(parameters, config).values())))
-
-    def as_sent(self, upload: Arrays, config: Scalars) -> Arrays:
-        """Return an upload with the roundings of its way, from which both sides go on."""
-        if WIRE_DTYPE not in config:
-            return upload
-        sent = reduced_upload(upload, config, self.buffer_names())
-        return {name: array.astype(upload[name].dtype, copy=False) for name, array in sent.items()}
-
-    def clipped(self, upload: Arrays, sent: Arrays, config: Scalars) -> tuple[Arrays, float]:
-        """Clip an upload as `privacy` asks a client to that goes on from what it sends.
+        A client that goes on from what it uploads does so from this.
 
         Parameters
         ----------
         upload : Arrays
-            All that will be uploaded.
-        sent : Arrays
-            What it is measured from; 0 for arrays that are not in it.
-
-        Returns
-        -------
-        upload : Arrays
-        share : float
-            How much of the change is left; the client goes on as if it had come no further.
+            What the client has computed.
+        reference : Arrays
+            What it is measured from where it is clipped; 0 for arrays that are not in it.
+        config : dict
+            All settings of the message.
         """
-        return clipped(upload, sent, config[CLIP]) if CLIP in config else (upload, 1.0)
+        names = self.wanted_names(config)
+        whole = {**self.untrained([name for name in names if name not in upload]), **upload}
+        if missing := [name for name in names if name not in whole]:
+            raise ValueError(
+                f"The server wants the arrays {', '.join(missing)}, which this client does not "
+                "have. Use one model definition on both sides."
+            )
+        found = {name: whole[name] for name in names}
+        for change in changes_of(config, self.buffer_names()):
+            found = change(found, reference)
+        return ChangedUpload(found)
+
+    def wanted_names(self, config: Scalars) -> list[str]:
+        """Return which arrays the server wants: by default those that it sent."""
+        if (wanted := config.get(wire.UPLOAD)) is not None:
+            return wire.read_names(wire.UPLOAD, wanted)
+        return next(iter((wire.parse_groups(config) or {wire.ARRAYS: []}).values()))
 
     def buffer_names(self) -> Collection[str]:
         """Return which arrays are buffers, which are never rounded on their way; here none."""

@@ -51,25 +51,24 @@ class MirrorClient(MethodClient[Any]):
         return Turn(message, block, w, rule, row)
 
     def end(self, turn: Turn, upload: Arrays, kept: Arrays, config: Scalars) -> Arrays:
-        """Move the row by an upload as it will arrive, keep it, and return what to upload.
+        """Move the row by the upload as it travels, keep it, and return that upload.
 
         A client that alone holds its row uploads what its message has become less what the
-        strategy's sum has of it. What clipping or rounding holds back is in the next difference.
+        strategy's sum has of it.
         """
         message, rule, block = turn.message, turn.rule, turn.block
-        on_client = message.duals == "client"
-        if not on_client:
-            upload = self.as_sent(upload, config)
-        row = rule.move(turn.row, block.vector(upload), turn.w)
-        kept = kept | prefixed(ROW, {name: getattr(row, name) for name in rule.vectors})
-        if on_client:
+        if message.duals == "strategy":
+            changed = self.changed(upload, message.model, config)
+            row = rule.move(turn.row, block.vector(changed), turn.w)
+        else:
+            row = rule.move(turn.row, block.vector(upload), turn.w)
             begins = message.start is not None
             summed = rule.message(turn.row) if begins else self.memory.require(config)[SUMMED]
             change = np.subtract(rule.message(row), summed, dtype=np.float64)
-            upload, _ = self.clipped(
-                upload | block.arrays(change), block.rest(message.model), config
-            )
-            upload = self.as_sent(upload, config)
-            kept[SUMMED] = summed + block.vector(upload).astype(np.float64)
-        self.memory.keep(config, kept, resent=self.resent and not on_client)
-        return upload
+            upload = upload | block.arrays(change)
+            changed = self.changed(upload, block.rest(message.model), config)
+            kept = kept | {SUMMED: summed + block.vector(changed).astype(np.float64)}
+        kept = kept | prefixed(ROW, {name: getattr(row, name) for name in rule.vectors})
+        resent = self.resent and message.duals == "strategy"
+        self.memory.keep(config, kept, resent=resent)
+        return changed

@@ -12,7 +12,7 @@ from copy import copy
 from functools import partial
 
 import numpy as np
-from flwr.app import Context, Message, MessageType
+from flwr.app import Context, Message
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import Mod
 
@@ -24,8 +24,12 @@ from fl_admm_strategies.runtime.messages.packing import (
     unpack_instructions,
     unpack_replies,
 )
-from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply, groups_setting
-from fl_admm_strategies.runtime.messages.seal import ALTERED, SEAL
+from fl_admm_strategies.runtime.messages.records import (
+    ALTERED,
+    ClientInstruction,
+    RawReply,
+    groups_setting,
+)
 from fl_admm_strategies.runtime.trust.layout import NAMES
 
 Run = Callable[[ClientInstruction], RawReply]
@@ -41,6 +45,38 @@ class ModRefusedError(ValueError):
         super().__init__(f"{reason} [{wire.MOD_REFUSED}]")
 
 
+def mods_for(instruction: ClientInstruction, trains: bool, mods: Sequence[Mod]) -> Sequence[Mod]:
+    """Return the mods that a message passes.
+
+    Handshakes, requests for a personal model and instructions to upload nothing pass no mods, nor
+    do evaluations pass Flower's mods for uploads.
+
+    Raises
+    ------
+    ModRefusedError
+        If the server asks for clipping and there is no mod, or for arrays that no mod clips.
+    """
+    config, names = instruction.config, instruction.upload_names()
+    if config.get("handshake") or config.get(wire.COLLECT):
+        if names and NAMES not in config and any(map(_is_for_uploads, mods)):
+            raise ModRefusedError(
+                f"Before round 1 the method asks for {', '.join(names)}, which is made of the "
+                "client's data, and no mod clips it or adds noise. Take a method that asks for no "
+                "arrays, or leave the mod out (docs/composition.md)."
+            )
+        return []
+    if not trains:
+        return [mod for mod in mods if not _is_for_uploads(mod)]
+    if not mods and CLIPPING_NORM in config:
+        raise ModRefusedError(
+            f"The server asks for uploads clipped to {config[CLIPPING_NORM]!r}, and this "
+            "client has no mod that does it. Give client_app, or answer, "
+            "mods=[fixedclipping_mod], or mods=[adaptiveclipping_mod] where the strategy is "
+            "wrapped for that."
+        )
+    return mods if names else []
+
+
 def through(
     mods: Sequence[Mod],
     message: Message,
@@ -49,9 +85,6 @@ def through(
     run: Run,
 ) -> RawReply:
     """Have a client do what it is asked, through mods, of which the first is the outermost.
-
-    Handshakes, requests for a personal model and instructions to upload nothing pass no mods, nor
-    do evaluations pass Flower's mods for uploads.
 
     Parameters
     ----------
@@ -69,39 +102,15 @@ def through(
     Raises
     ------
     ModRefusedError
-        If a mod refuses the message or the reply, or the server asks for clipping and there is no
-        mod.
+        If a mod refuses the message or the reply.
     """
     config, groups = instruction.config, instruction.groups
-    if config.get("handshake") or config.get(wire.COLLECT):
-        made = instruction.upload_names()
-        if made and NAMES not in config and any(map(_is_for_uploads, mods)):
-            raise ModRefusedError(
-                f"Before round 1 the method asks for {', '.join(made)}, which is made of the "
-                "client's data, and no mod clips it or adds noise. Take a method that asks for no "
-                "arrays, or leave the mod out (docs/composition.md)."
-            )
-        return run(instruction)
-    trains = message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
-    if not mods:
-        if trains and CLIPPING_NORM in config:
-            raise ModRefusedError(
-                f"The server asks for uploads clipped to {config[CLIPPING_NORM]!r}, and this "
-                "client has no mod that does it. Give client_app, or answer, "
-                "mods=[fixedclipping_mod], or mods=[adaptiveclipping_mod] where the strategy is "
-                "wrapped for that."
-            )
-        return run(instruction)
-    names = instruction.upload_names() if trains else []
-    mods = mods if trains else [mod for mod in mods if not _is_for_uploads(mod)]
-    if not mods or (trains and not names):
-        return run(instruction)
     first, received = next(iter(groups.items()))
+    names = instruction.upload_names()
     if len(names) != len(received):
         names = list(received)
     shown = _floating(dict(zip(names, received.values(), strict=True)))
-    beside: Arrays = {}  # of the upload
-    before: Arrays = {}  # the upload that mods saw
+    uploaded: Arrays = {}  # before the mods
 
     def innermost(asked: Message, _: Context) -> Message:
         (seen,) = dict(unpack_instructions(asked.content)).values()
@@ -109,10 +118,9 @@ def through(
         arrays = [found.get(n, a) for n, a in zip(names, received.values(), strict=True)]
         whole = {**groups, first: dict(zip(received, arrays, strict=True))}
         reply = run(ClientInstruction(whole, {**seen.config, wire.GROUPS: groups_setting(groups)}))
-        uploaded = None if reply.arrays is None else _floating(reply.arrays)
-        before.update(uploaded or {})
-        beside.update({n: a for n, a in (reply.arrays or {}).items() if n not in (uploaded or {})})
-        return Message(pack_replies({None: RawReply(uploaded, reply.metrics)}), reply_to=asked)
+        uploaded.update(reply.arrays or {})
+        to_show = None if reply.arrays is None else _floating(reply.arrays)
+        return Message(pack_replies({None: RawReply(to_show, reply.metrics)}), reply_to=asked)
 
     call = innermost
     for mod in reversed(mods):
@@ -132,12 +140,11 @@ def through(
     if replied.error is not None:
         raise ModRefusedError(f"A mod has made something else of the reply: {replied.error}.")
     if replied.arrays is None:
-        return RawReply(None, replied.metrics)
-    metrics, changed = replied.metrics, replied.arrays
-    same = all(n in changed and np.array_equal(changed[n], a) for n, a in before.items())
-    if SEAL in metrics and not same:
-        metrics = {**metrics, SEAL: ALTERED}  # its checksum would tell what it was without noise
-    return RawReply({**changed, **beside}, metrics)
+        return replied
+    arrays = uploaded | replied.arrays
+    if any(not np.array_equal(arrays[name], array) for name, array in uploaded.items()):
+        replied.metrics[ALTERED] = 1
+    return RawReply(arrays, replied.metrics)
 
 
 def _call(mod: Mod, call_next: Callable[[Message, Context], Message], *given: object) -> Message:

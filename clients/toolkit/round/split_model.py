@@ -69,10 +69,10 @@ class SplitClient(TorchClient[Asked]):
         """Return what the client is to keep of a training: v_i."""
         return prefixed(V, self.personal_part(asked.personal))
 
-    def wanted_names(self, parameters: list[NDArray[Any]], config: Scalars) -> list[str]:
+    def wanted_names(self, config: Scalars) -> list[str]:
         """Return which arrays the server wants; raise ValueError if any is of v_i."""
         personal: Any = config.get("personal")
-        names = super().wanted_names(parameters, config)
+        names = super().wanted_names(config)
         if held := [name for name in names if is_personal(name, personal)]:
             raise ValueError(
                 f"The server wants {', '.join(held)} uploaded, which personal={personal!r} leaves "

@@ -44,6 +44,8 @@ STATE_LOST = "state-lost"
 """In the error of a client that does not hold what the server takes it to hold, before its id."""
 MOD_REFUSED = "a mod refused"
 """In the error of a client whose mods cannot do what the method or its server wants."""
+ALTERED = "upload-altered"
+"""The metric of a reply by which a client says that its mods have changed the upload."""
 OF_RUN = frozenset({"run", "durable"})
 """The settings that differ between runs of the same bits."""
 

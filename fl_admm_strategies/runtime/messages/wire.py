@@ -6,8 +6,7 @@ float16, and may answer in full precision.
 
 In full precision travel: integers and buffers (a batch norm's running variance may be anything),
 handshakes, and the group `START`, from which both sides go on: were it rounded on one of them, they
-would differ in the same direction for the rest of the run. For the same reason a client that sends
-*changes* goes on from the rounded ones, which the server has added up.
+would differ in the same direction for the rest of the run.
 """
 
 from __future__ import annotations
@@ -118,27 +117,3 @@ def restored(arrays: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Itera
     return [
         array.astype(dtype) if dtype else array for dtype, array in zip(full, arrays, strict=True)
     ]
-
-
-def reduced_upload(
-    upload: Mapping[str, NDArray[Any]], config: Mapping[str, Any], kept: Collection[str]
-) -> dict[str, NDArray[Any]]:
-    """Return an upload as its message asks for it; the arrays in `kept` stay as they are.
-
-    Raises
-    ------
-    ValueError
-        If a number is too large, or the message asks for a dtype that is not known here.
-    """
-    dtype = _asked(config)
-    keep = upload.keys() if dtype is None else kept
-    return {n: a if n in keep else reduced(n, a, str(dtype)) for n, a in upload.items()}
-
-
-def _asked(config: Mapping[str, Any]) -> str | None:
-    if (dtype := config.get(WIRE_DTYPE)) not in (None, "float16"):
-        raise ValueError(
-            f"The message's {WIRE_DTYPE} is {dtype!r}, expected 'float16'. Server and client must "
-            "use the same version of fl-admm-strategies."
-        )
-    return dtype

@@ -15,6 +15,7 @@ from ...maths.blocks import Spec, has_shape
 from ...maths.checks import largest_of_rows, listing
 from ..members.membership import Membership
 from ..messages.records import (
+    ALTERED,
     MOD_REFUSED,
     NUM_EXAMPLES,
     ClientInstruction,
@@ -26,7 +27,6 @@ from ..messages.records import (
     to_json,
     who_lost,
 )
-from ..messages.seal import SEAL, seal
 from ..messages.stamp import WrongMakerError, check_reply_maker, client_of, is_stamp
 from ..messages.wire import WIRE_DTYPE
 from ..uploads import Upload
@@ -192,8 +192,7 @@ class ReplyValidation:
         reply = check_reply(raw, wanted, wire_dtype)
         if reply.altered and not self.upload.goes_with("mods"):
             raise AlteredUploadError(
-                "its upload was changed on its way, by a mod of the client or a wrapper of the "
-                f"strategy, and {self.upload.because()}"
+                f"its upload was changed by a mod of the client, and {self.upload.because()}"
             )
         return reply
 
@@ -297,15 +296,14 @@ def check_reply(raw: RawReply, spec: Spec | None, wire_dtype: object = None) -> 
             )
         nbytes += array.nbytes
         checked[name] = array if array.dtype == dtype else array.astype(dtype)
-    sealed = raw.metrics.get(SEAL)
-    altered = sealed is not None and sealed != seal(arrays[name] for name in spec)
+    altered = raw.metrics.get(ALTERED) == 1
     return Reply(checked, counted, metrics, nbytes, altered=altered)
 
 
 @lru_cache(maxsize=1024)
 def _is_the_messages(name: str) -> bool:
     """Return whether a metric belongs to the message, and is none that a client measured."""
-    return is_stamp(name) or name == SEAL
+    return is_stamp(name) or name == ALTERED
 
 
 @lru_cache(maxsize=1024)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fl_admm_strategies.runtime.messages.changes import changes_of
 from fl_admm_strategies.runtime.messages.records import split_groups
 from fl_admm_strategies.runtime.messages.wire import (
     FULL_DTYPES,
@@ -12,7 +13,6 @@ from fl_admm_strategies.runtime.messages.wire import (
     OutOfRangeError,
     Reduction,
     reduced,
-    reduced_upload,
 )
 from tests.support.refusals import refused
 
@@ -61,4 +61,4 @@ def test_dtypes_that_cannot_be_read_are_refused(text: str) -> None:
 
 def test_a_dtype_of_another_version_is_refused() -> None:
     with refused(ValueError, "wire-dtype", "float8"):
-        reduced_upload({"w": np.zeros(1)}, {WIRE_DTYPE: "float8"}, ())
+        changes_of({WIRE_DTYPE: "float8"}, ())
