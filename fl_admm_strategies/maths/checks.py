@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 _HEADROOM = 2**16  # terms that a sum of uploads may have before it overflows
-_AT_ONCE = 2**18  # numbers of a block that are copied
 
 
 def check_count(name: str, value: object, *, least: int) -> None:
@@ -155,31 +154,6 @@ def in_range(array: NDArray[Any]) -> bool:
         return True
     most = largest_allowed(array.dtype)
     return bool(array.max(initial=0) <= most and array.min(initial=0) >= -most)
-
-
-def largest_of_rows(block: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the largest absolute value in each row of real numbers; NaN beside a NaN.
-
-    Parameters
-    ----------
-    block : ndarray of shape (k, ...)
-
-    Returns
-    -------
-    ndarray of shape (k,)
-    """
-    rows = block.reshape(len(block), math.prod(block.shape[1:]))
-    found = np.zeros(len(rows))
-    if not rows.size:
-        return found
-    for low in range(0, rows.shape[1], _AT_ONCE):
-        step = max(1, _AT_ONCE // rows.shape[1])
-        for start in range(0, len(rows), step):
-            part = rows[start : start + step, low : low + _AT_ONCE]
-            seen = found[start : start + step]
-            for most, sign in ((part.max(axis=1), 1.0), (part.min(axis=1), -1.0)):
-                np.maximum(seen, sign * most.astype(np.float64), out=seen)
-    return found
 
 
 def listing(items: Sequence[object], most: int = 6) -> str:

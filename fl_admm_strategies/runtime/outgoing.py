@@ -74,7 +74,7 @@ class Outgoing:
             version = self.membership.last_accepted.get(client, 0)
             common = {**of_all, "seed": seeds[client], "version": version, **self.of_run(client)}
             if spec is not None and wanted != list(next(iter(instruction.groups.values()))):
-                common[UPLOAD] = names_setting(wanted)
+                common[UPLOAD] = names_setting(tuple(wanted))
             groups = instruction.groups
             if reduce is not None:
                 try:

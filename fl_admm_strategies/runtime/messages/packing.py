@@ -35,7 +35,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays
-from ...maths.checks import largest_of_rows, listing
+from ...maths.checks import listing
 from .identity import is_client_id
 from .records import (
     ARRAYS,
@@ -56,7 +56,7 @@ from .records import (
     views,
 )
 
-_AT_ONCE = 2**16  # bytes that are compared
+_AT_ONCE = 2**16  # bytes that are compared first
 LARGE = 2**20
 """Bytes of a client's arrays from which on it has a block of its own: 1 MiB."""
 
@@ -114,12 +114,12 @@ def pack_instructions(
         for position, (group, names) in enumerate(asked[0].groups.items()):
             record = _record(position, group)
             rows = {
-                name: [one.groups[group][name] for one in asked]
+                name: _array_of([one.groups[group][name] for one in asked])
                 for name in names
                 if (record, name) not in common
             }
             if rows:
-                content[f"{record}@{number}"] = _record_of(rows)
+                content[f"{record}@{number}"] = ArrayRecord(rows)
     return content
 
 
@@ -149,13 +149,11 @@ def _common_arrays(
 def _shared_record(arrays: Arrays, known: Known) -> ArrayRecord:
     found: dict[str, Array] = {}
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):  # a number of NumPy's has no place of its own
-            found[name] = to_array(np.asarray(array))
-            continue
-        place = _place(array)
-        if place not in known:
-            known[place] = to_array(array)
-        found[name] = known[place]
+        # A number of NumPy's has no place of its own.
+        place = _place(array) if isinstance(array, np.ndarray) else None
+        found[name] = known.get(place) or to_array(np.asarray(array))
+        if place is not None:
+            known[place] = found[name]
     return ArrayRecord(found)
 
 
@@ -175,8 +173,7 @@ def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
     if _place(one) == _place(other):
         return True
     left, right = (array.reshape(-1).view(np.uint8) for array in (one, other))
-    parts = (slice(start, start + _AT_ONCE) for start in range(0, one.nbytes, _AT_ONCE))
-    return all(np.array_equal(left[part], right[part]) for part in parts)
+    return np.array_equal(left[:_AT_ONCE], right[:_AT_ONCE]) and np.array_equal(left, right)
 
 
 def _kind_of_arrays(arrays: Arrays) -> tuple[Any, ...]:
@@ -217,12 +214,8 @@ def _blocks(
             yield from ([client] for client in clients)
 
 
-def _record_of(rows: Mapping[str, Sequence[NDArray[Any]]]) -> ArrayRecord:
-    """Return the arrays of a block, by name those of its clients."""
-    return ArrayRecord({name: _array_of(arrays) for name, arrays in rows.items()})
-
-
 def _array_of(rows: Sequence[NDArray[Any]]) -> Array:
+    """Return an array of a block: one row for each client."""
     if len(rows) == 1:
         return to_array(np.asarray(rows[0]))
     shape, dtype = (len(rows), *rows[0].shape), rows[0].dtype
@@ -373,8 +366,8 @@ def pack_replies(replies: Mapping[Any, RawReply]) -> RecordDict:
         content[f"{CLIENTS}@{number}"] = ConfigRecord(said)
         if some[0].error is None:
             if names := arrays[clients[0]]:
-                rows = {name: [arrays[client][name] for client in clients] for name in names}
-                content[f"{ARRAYS}@{number}"] = _record_of(rows)
+                rows = {name: _array_of([arrays[c][name] for c in clients]) for name in names}
+                content[f"{ARRAYS}@{number}"] = ArrayRecord(rows)
             metrics: dict[str, Any] = {
                 name: [reply.metrics[name] for reply in some] for name in some[0].metrics
             }
@@ -457,15 +450,8 @@ def _read_block_of_replies(records: Mapping[str, Any]) -> Iterator[tuple[int | N
         for client in clients:
             yield client, RawReply(error=str(unreadable))
         return
-    measured = {
-        name: largest_of_rows(block).tolist()
-        for name, block in blocks.items()
-        if block.dtype.kind in "biuf"
-    }
     rows = (
         repeat(None) if arrays is None else _by_client({n: _rows_of(b) for n, b in blocks.items()})
     )
-    for client, arrays, values, largest in zip(
-        clients, rows, _by_client(metrics), _by_client(measured), strict=False
-    ):
-        yield client, RawReply(arrays or None, values, None, largest)
+    for client, own, values in zip(clients, rows, _by_client(metrics), strict=False):
+        yield client, RawReply(own or None, values)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from io import BytesIO
 from itertools import chain
 from typing import Any, Literal, cast
@@ -107,14 +107,11 @@ class RawReply:
     error : str or None
         Why there is no result. Then there are no arrays, and metrics only if the client replied
         something that cannot be read.
-    largest : mapping of str to float, optional
-        The largest absolute value of an array, where it is known already: NaN beside a NaN.
     """
 
     arrays: Arrays | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
-    largest: Mapping[str, float] = field(default_factory=dict)
 
 
 ClientReply = tuple[int | None, RawReply]
@@ -168,14 +165,9 @@ def to_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def names_setting(names: Iterable[str]) -> str:
-    """Return a list of names as a setting, which `read_names` reads."""
-    return _as_json(tuple(names))
-
-
-# All clients of a round are told the same names.
-@lru_cache(maxsize=64)
-def _as_json(names: tuple[str, ...]) -> str:
+@lru_cache(maxsize=64)  # all clients of a round are told the same names
+def names_setting(names: tuple[str, ...]) -> str:
+    """Return names as a setting, which `read_names` reads."""
     return to_json(names)
 
 
@@ -187,8 +179,8 @@ def read_names(setting: str, text: object) -> list[str]:
     ValueError
         If it is none.
     """
-    names = _names_of(text) if isinstance(text, str) else None
-    if names is None:
+    names = _parsed(str(text))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(
             f"The message's {setting} is {brief(repr(text))}, expected a JSON list of names. "
             f"{VERSIONS}"
@@ -197,15 +189,9 @@ def read_names(setting: str, text: object) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _names_of(text: str) -> tuple[str, ...] | None:
-    names = _parsed(text)
-    good = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return tuple(names) if good else None
-
-
-def _parsed(text: object) -> Any:
+def _parsed(text: str) -> Any:
     try:
-        return json.loads(text) if isinstance(text, str) else None
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
@@ -229,25 +215,22 @@ def parse_groups(config: Mapping[str, Any]) -> dict[str, list[str]] | None:
     ValueError
         If it cannot be read.
     """
-    text = config.get(GROUPS)
-    return None if text is None else _groups_of(text if isinstance(text, str) else repr(text))
-
-
-@lru_cache(maxsize=64)
-def _groups_of(text: str) -> dict[str, list[str]]:
-    groups = _parsed(text)
-    if not (
-        isinstance(groups, dict)
-        and groups
-        and all(isinstance(names, list) for names in groups.values())
-        and all(isinstance(name, str) for names in groups.values() for name in names)
-        and all(len(set(names)) == len(names) for names in groups.values())
+    if (text := config.get(GROUPS)) is None:
+        return None
+    groups = _parsed(str(text))
+    lists = list(groups.values()) if isinstance(groups, dict) else []
+    if not lists or not all(
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and len(set(names)) == len(names)
+        for names in lists
     ):
         raise ValueError(
             f"The message's groups are {brief(repr(text))}, expected JSON with the names of the "
             f'arrays of every group, e.g. {{"anchor":["weight"]}}. {VERSIONS}'
         )
-    return groups
+    found: dict[str, list[str]] = groups
+    return found
 
 
 def split_groups(
@@ -347,7 +330,16 @@ def views(record: ArrayRecord) -> Arrays:
     ValueError
         If an array's bytes are not one plain numpy array. Pickled objects are never loaded.
     """
-    return {name: read_array(name, partial(view, array)) for name, array in record.items()}
+    arrays: Arrays = {}
+    for name, array in record.items():
+        try:
+            arrays[name] = view(array)
+        except Exception as error:  # numpy may raise anything
+            reason = brief(f"{type(error).__name__}: {error}")
+            raise ValueError(
+                f"the bytes of array {brief(repr(name))} cannot be read: {reason}"
+            ) from None
+    return arrays
 
 
 def from_array_record(record: ArrayRecord) -> Arrays:
@@ -363,25 +355,6 @@ def named_arrays(record: ArrayRecord) -> Arrays:
             "ArrayRecord(model.state_dict())."
         )
     return views(record)
-
-
-def read_array(name: str, read: Callable[[], Any]) -> NDArray[Any]:
-    """Return what `read` decodes from somebody else's bytes.
-
-    Raises
-    ------
-    ValueError
-        If it is not one plain numpy array.
-    """
-    try:
-        array = read()
-    except Exception as error:  # numpy may raise anything
-        reason = brief(f"{type(error).__name__}: {error}")
-    else:
-        if isinstance(array, np.ndarray):
-            return array
-        reason = f"they are a {type(array).__name__}"  # np.load takes archives too
-    raise ValueError(f"the bytes of array {brief(repr(name))} cannot be read: {reason}")
 
 
 def brief(text: str) -> str:

@@ -106,7 +106,9 @@ class Instruction:
             if field.is_arrays:
                 groups[field.key] = value
             else:
-                config[field.key] = names_setting(value) if field.is_names else field.kind(value)
+                config[field.key] = (
+                    names_setting(tuple(value)) if field.is_names else field.kind(value)
+                )
         return ClientInstruction(groups, config)
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from flwr.common import log
 
 from ...maths.blocks import Spec, has_shape
-from ...maths.checks import largest_of_rows, listing
+from ...maths.checks import listing
 from ..members.membership import Membership
 from ..messages.records import (
     ALTERED,
@@ -285,9 +285,7 @@ def check_reply(raw: RawReply, spec: Spec | None, wire_dtype: object = None) -> 
             raise ValueError(f"'{name}' has shape {array.shape}, expected {shape}")
         if array.dtype != dtype and not (array.dtype.name == wire_dtype and dtype.kind == "f"):
             raise ValueError(f"'{name}' has dtype {array.dtype}, expected {dtype}")
-        size = raw.largest.get(name, math.nan)
-        if name not in raw.largest:
-            (size,) = largest_of_rows(array[None])
+        size = max(float(array.max()), -float(array.min())) if array.size else 0.0
         if not math.isfinite(size):
             raise UnusableNumberError(f"'{name}' holds NaN or infinity")
         if dtype.kind == "f" and size > LARGEST:

@@ -16,7 +16,6 @@ from fl_admm_strategies.maths.checks import (
     check_fraction,
     check_not_negative,
     check_positive,
-    largest_of_rows,
     listing,
 )
 
@@ -64,17 +63,3 @@ def test_accepted() -> None:
 def test_a_long_list_is_cut() -> None:
     assert listing([1, "a"]) == "[1, 'a'] (2)"
     assert listing(range(9)) == "[0, 1, 2, 3, 4, 5, ...] (9)"
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8, bool])
-@pytest.mark.parametrize("shape", [(5, 2, 3), (5,), (0, 3), (5, 0), (3, 2**18 + 1), (600, 1000)])
-def test_the_largest_of_each_row(shape: tuple[int, ...], dtype: Any) -> None:
-    block = (np.random.default_rng(0).standard_normal(shape) * 50).astype(dtype)
-    found = largest_of_rows(block)
-    assert found.dtype == np.float64
-    assert found.tolist() == [np.abs(row.astype(float)).max(initial=0) for row in block]
-
-
-def test_beside_a_nan_the_largest_is_one() -> None:
-    block = np.array([[1.0, np.nan], [np.inf, -2.0], [-3.0, 2.0]], dtype=np.float32)
-    np.testing.assert_array_equal(largest_of_rows(block), [np.nan, np.inf, 3.0])

@@ -167,7 +167,6 @@ def test_large_arrays_are_not_copied_into_a_block() -> None:
         assert client is not None
         assert found.arrays is not None
         assert_same_arrays(found.arrays, uploads[client])
-        assert found.largest == {"w": client, "n": client}
 
     asked = {
         client: ClientInstruction({"model": {"V": np.arange(size), "w": arrays["w"]}})
@@ -250,14 +249,6 @@ def test_replies_come_back_as_they_were_packed() -> None:
             assert found.arrays is None
         else:
             assert_same_arrays(found.arrays, reply.arrays)
-
-
-def test_the_largest_number_of_each_client_is_known() -> None:
-    rows = [[1.0, -3.0], [0.0, np.nan], [-np.inf, 2.0], [0.0, -0.0]]
-    arrays = [np.array(row, np.float32) for row in rows]
-    content = pack_replies({i: RawReply({"w": array}) for i, array in enumerate(arrays)})
-    largest = [reply.largest["w"] for _, reply in unpack_replies(content)]
-    assert_array_equal(largest, [3.0, np.nan, np.inf, 0.0])
 
 
 def changed(name: str, key: str, value: Any) -> Callable[[RecordDict], object]:
