@@ -415,10 +415,6 @@ class Run:
             else:
                 reply.sent = asked[client]
                 uploads[client] = reply
-        training = len(asked) + len(self.pending.sent)
-        self.divergence.note_infinite(
-            server_round, self.validation.infinite * len(asked) / max(training, 1)
-        )
         self.last_round = server_round
         arrived = uploads
         for alteration in (self.limit, *self.alterations, self.privacy):
@@ -436,7 +432,7 @@ class Run:
                     self.validation.explain(), hopeless=self.validation.only_wrong_clients
                 )
             return None
-        accepted = self.divergence.watch(server_round, accepted, self.membership.version)
+        self.divergence.watch(server_round, accepted, self.membership.version)
         self.membership.accept(accepted, server_round)
         self.membership.asked_in_vain(asked.keys() - accepted.keys(), server_round)
         local = self.privacy.is_local

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from logging import WARNING
 from statistics import median, median_low
@@ -73,13 +72,12 @@ class DivergenceMonitor:
         self.empty_rounds = 0
         self._starts: dict[int, float] = {}
         self._started_late: set[int] = set()
+        self._least = -math.inf  # the median start in round 1
         self._version = 0
         self._rises = deque([0.0], _WINDOW)  # by round; the start is 0
         self._warned = False
 
-    def watch(
-        self, server_round: int, replies: Mapping[int, Reply], version: int
-    ) -> dict[int, Reply]:
+    def watch(self, server_round: int, replies: Mapping[int, Reply], version: int) -> None:
         """Count a round with usable replies, and watch the losses of their clients.
 
         It warns, once, where the training loss keeps rising above that of the clients' start.
@@ -107,13 +105,10 @@ class DivergenceMonitor:
         ----------
         server_round : int
         replies : mapping of int to Reply
+            Their metric ``initial-loss`` is taken out.
         version : int
             That of the membership.
 
-        Returns
-        -------
-        dict of int to Reply
-            The replies without ``initial-loss``.
         """
         self.ever_usable, self.empty_rounds = True, 0
         if version != self._version:
@@ -121,56 +116,33 @@ class DivergenceMonitor:
             self._rises.clear()
             for client in self._started_late:
                 self._starts.pop(client, None)
-        kept = dict(replies)
         for client, reply in replies.items():
-            if INITIAL_LOSS in reply.metrics:
-                metrics = dict(reply.metrics)
-                first = metrics.pop(INITIAL_LOSS)
-                if math.isfinite(first):
-                    self._starts.setdefault(client, first)
-                    self._started_late |= {client} if server_round > 1 else set()
-                kept[client] = replace(reply, metrics=metrics)
-        if self._warned:
-            return kept
-        starts = self._references(kept)
+            first = reply.metrics.pop(INITIAL_LOSS, math.nan)
+            if math.isfinite(first) and client not in self._starts:
+                self._starts[client] = max(first, self._least) if server_round > 1 else first
+                self._started_late |= {client} if server_round > 1 else set()
+        if server_round == 1 and self._starts:
+            self._least = median_low(self._starts.values())
         known = [
-            (_rise(starts[client], metrics[LOSS]), metrics[LOSS], starts[client])
-            for client, reply in kept.items()
-            if client in starts and LOSS in (metrics := reply.metrics)
+            (_rise(self._starts[client], loss), loss, self._starts[client])
+            for client, reply in replies.items()
+            if client in self._starts and (loss := reply.metrics.get(LOSS)) is not None
         ]
-        if known:
+        if known and not self._warned:
             rise, now, first = median_low(known)
             self._rises.append(rise)
             if not rise < _FAR or (rise > _MARGIN and _rising(self._rises)) or self._stays_high():
-                what = f"the training loss is {now:.3g} at the median client, which started from "
-                self._warn(server_round, f"{what}{first:.3g}")
-        return kept
+                self._warned = True
+                log(
+                    WARNING,
+                    f"round {server_round}: the training loss is {now:.3g} at the median client, "
+                    f"which started from {first:.3g}: the run may diverge. {self.advice}.",
+                )
 
     def _stays_high(self) -> bool:
         rises = self._rises
         high = len(rises) == _WINDOW and min(rises) > _MARGIN and median(rises) > _HIGH
         return high and not _rising([-rise for rise in rises])
-
-    def _references(self, clients: Iterable[int]) -> dict[int, float]:
-        """Return the losses that those of clients are compared with, where they are known."""
-        late = self._started_late
-        initial = [loss for client, loss in self._starts.items() if client not in late]
-        least = median_low(initial) if initial else -math.inf
-        return {
-            client: max(self._starts[client], least) if client in late else self._starts[client]
-            for client in clients
-            if client in self._starts
-        }
-
-    def note_infinite(self, server_round: int, share: float) -> None:
-        """Warn, once, where that share of the clients, half or more, sent numbers out of range."""
-        if share >= 0.5:
-            self._warn(server_round, "what clients sent is not finite, or beyond 1e12")
-
-    def _warn(self, server_round: int, what: str) -> None:
-        if not self._warned:
-            log(WARNING, "round %s: %s: the run may diverge. %s.", server_round, what, self.advice)
-        self._warned = True
 
     def count_empty_round(self, last_refusal: str, *, hopeless: bool = False) -> None:
         """Count a round without a usable reply.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
@@ -186,17 +187,14 @@ class Layout:
     def learn(self, answers: Mapping[int, Reply]) -> dict[int, str]:
         """Take the answer that most of the clients gave; return whose is refused, and why.
 
-        Of two that as many gave, that is taken which proves more of its frozen arrays by their
-        checksums, and then the one that is nearer to what the arrays look like.
+        Of two that as many gave, that is taken which is nearer to what the arrays look like.
 
         Raises
         ------
         ValueError
             If the frozen arrays of most clients are not the server's.
         """
-        given = {client: tuple(reply.arrays[ROLES].tolist()) for client, reply in answers.items()}
-        frozen = {client: self._compare_frozen(reply) for client, reply in answers.items()}
-        foreign = {client: names for client, (_, names) in frozen.items() if names}
+        foreign = {c: names for c, reply in answers.items() if (names := self._foreign(reply))}
         if 2 * len(foreign) > len(answers):
             client, names = next(iter(foreign.items()))
             raise ValueError(
@@ -205,17 +203,18 @@ class Layout:
                 "arrays do not travel. Load the same weights on both sides; or, where they are "
                 "meant to differ (a quantised copy), leave them out of the initial arrays."
             )
-        by_roles: dict[tuple[int, ...], list[int]] = {}
-        for client in given.keys() - foreign.keys():
-            by_roles.setdefault(given[client], []).append(client)
-        looks = [TRAINED if name in self.trained else BUFFER for name in self.initial]
+        votes = Counter(
+            tuple(reply.arrays[ROLES].tolist())
+            for client, reply in answers.items()
+            if client not in foreign
+        )
+        expected = [TRAINED if name in self.trained else BUFFER for name in self.initial]
 
-        def support(roles: tuple[int, ...]) -> tuple[int, int, int]:
-            clients = by_roles[roles]
-            alike = sum(role == look for role, look in zip(roles, looks, strict=True))
-            return len(clients), max(frozen[client][0] for client in clients), alike
+        def support(roles: tuple[int, ...]) -> tuple[int, int]:
+            same = sum(role == look for role, look in zip(roles, expected, strict=True))
+            return votes[roles], same
 
-        roles = max(sorted(by_roles), key=support)
+        roles = max(sorted(votes), key=support)
         names = list(self.initial)
         self.trained = [n for n, role in zip(names, roles, strict=True) if role == TRAINED]
         self.frozen = [n for n, role in zip(names, roles, strict=True) if role == FROZEN]
@@ -225,20 +224,14 @@ class Layout:
             for client, names in foreign.items()
         }
 
-    def _compare_frozen(self, answer: Reply) -> tuple[int, list[str]]:
-        """Return how many frozen arrays of a client are the server's, and which are not.
-
-        One without a checksum is neither.
-        """
-        same, other = 0, []
-        roles, sums = (answer.arrays[name].tolist() for name in (ROLES, CHECKSUMS))
-        for name, role, theirs in zip(self.initial, roles, sums, strict=True):
-            if role == FROZEN and theirs:
-                if theirs == self._checksum(name):
-                    same += 1
-                else:
-                    other.append(name)
-        return same, other
+    def _foreign(self, answer: Reply) -> list[str]:
+        """Return the frozen arrays of a client that are known not to be the server's."""
+        said = zip(self.initial, answer.arrays[ROLES], answer.arrays[CHECKSUMS], strict=True)
+        return [
+            name
+            for name, role, theirs in said
+            if role == FROZEN and theirs and theirs != self._checksum(name)
+        ]
 
     def _checksum(self, name: str) -> int:
         if name not in self._checksums:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from logging import INFO
 from statistics import median_low
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from flwr.common import log
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, as_dtype
 from ...maths.checks import check_positive, listing
-from ..members.membership import Membership
 from ..messages.records import ClientInstruction, Metrics, Reply
 from ..uploads import Altered
 
@@ -32,17 +31,7 @@ FAR = 10.0
 Honest clients whose numbers of samples differ a hundredfold stay below it (docs/robustness.md)."""
 _NORMS = 50  # the last distances, of which it is the median
 _PART = 2**15  # numbers that are measured at once
-_SMALLEST = 1e-24  # a square, below which parts of it vanish in single precision
 _FEWEST_CLIENTS, _FEWEST_NORMS = 5, 3  # without which nobody is far from the others
-
-
-class Measurable(Protocol):
-    """What the bound needs of a method."""
-
-    membership: Membership
-
-    def upload_reference(self, sent: ClientInstruction) -> Arrays:
-        """Return what an upload is measured from."""
 
 
 class UploadLimit:
@@ -54,7 +43,7 @@ class UploadLimit:
 
     Parameters
     ----------
-    algorithm : Measurable
+    algorithm : Algorithm
         It says what an upload is measured from; an array that is missing there, or has another
         shape, is measured from 0.
     max_norm : float, "auto" or None
@@ -73,7 +62,7 @@ class UploadLimit:
 
     def __init__(
         self,
-        algorithm: Measurable,
+        algorithm: Any,
         max_norm: MaxNorm,
         *,
         clips: bool = True,
@@ -110,25 +99,22 @@ class UploadLimit:
             return Altered(replies, {})
         reference = self._algorithm.upload_reference
         starts = {client: reference(replies[client].sent) for client in moved}
-        with np.errstate(over="ignore"):
-            norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
+        norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
         limit = self._limit(norms, len(self._algorithm.membership))
         excess = {client: norm for client, norm in norms.items() if norm > limit}
         refuses = self.max_norm is None or not self._clips or self._is_loose()
-        self._measured = {"refused" if refuses else "clipped": len(excess), "norm-bound": limit}
-        if self.max_norm is None and not excess:
-            self._measured = {}
+        self._measured = {}
+        if excess or self.max_norm is not None:
+            name = "refused" if refuses else "clipped"
+            self._measured = {name: len(excess), "norm-bound": limit}
         if refuses:
             advice = ""
             if self.max_norm is None:
                 advice = f", {FAR:g} times what is usual. If you trust it, give max_norm=math.inf"
+            reason = f"from what it was sent, the bound is {limit:.3g}{advice}"
             return Altered(
                 {client: reply for client, reply in replies.items() if client not in excess},
-                {
-                    client: f"its upload is {norm:.3g} from what it was sent, the bound is "
-                    f"{limit:.3g}{advice}"
-                    for client, norm in excess.items()
-                },
+                {client: f"its upload is {norm:.3g} {reason}" for client, norm in excess.items()},
             )
         if excess:
             log(
@@ -173,10 +159,7 @@ class UploadLimit:
             return {}
         norms = np.full(_NORMS, np.nan)
         norms[: len(self._norms)] = self._norms
-        largest = (
-            {"largest-median": np.array(self._largest_median)} if self.max_norm is None else {}
-        )
-        return {"norms": norms, **largest}
+        return {"norms": norms, "largest-median": np.array(self._largest_median)}
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned; a run that had no such bound starts with none.
@@ -195,32 +178,21 @@ class UploadLimit:
 
 
 def _distance(arrays: Arrays, reference: Arrays) -> float:
-    """Return the Euclidean norm of the change, over the floating point arrays."""
-    norm = 0.0
+    """Return the Euclidean norm of the change, over the floating point arrays.
+
+    Parts that stay in the processor's cache are summed in the precision of the array: its numbers
+    are below `LARGEST`, so that no square overflows.
+    """
+    square = 0.0
     for name, array in arrays.items():
-        if array.dtype.kind == "f" and array.size:
-            start = _start(array, reference.get(name))
-            small = array.size <= _PART
-            parts = ((array, start),) if small else zip(_parts(array), _parts(start), strict=True)
+        if array.dtype.kind == "f":
+            flat, start = array.ravel(), _start(array, reference.get(name)).ravel()
             dtype = np.result_type(array, np.float32)
-            for part, begun in parts:
-                norm = math.hypot(norm, _norm(np.subtract(part, begun, dtype=dtype)))
-    return norm
-
-
-def _parts(array: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return an array in parts that stay in the processor's cache."""
-    flat = array.ravel()
-    return [flat[first : first + _PART] for first in range(0, flat.size, _PART)]
-
-
-def _norm(change: NDArray[Any]) -> float:
-    """Return a norm of which no square is out of range, the same with any number of threads."""
-    square = float(np.add.reduce(np.square(change), axis=None))
-    if _SMALLEST < square < math.inf:
-        return math.sqrt(square)
-    largest = float(np.abs(change).max())
-    return largest * math.sqrt(float(np.square(change / largest).sum())) if largest else 0.0
+            for low in range(0, flat.size, _PART):
+                part = slice(low, low + _PART)
+                change = np.subtract(flat[part], start[part], dtype=dtype)
+                square += float(np.add.reduce(np.square(change, out=change)))
+    return math.sqrt(square)
 
 
 def _scaled(reply: Reply, reference: Arrays, factor: float) -> Reply:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from logging import WARNING
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ from ..messages.records import (
     RawReply,
     Reply,
     brief,
-    to_json,
     who_lost,
 )
 from ..messages.stamp import WrongMakerError, check_reply_maker, client_of, is_stamp
@@ -37,11 +35,6 @@ LARGEST = 1e12
 _MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
 _MOST_METRICS = 300  # of one reply, and the letters of a name: every one is kept for every round
 _LONGEST_NAME = 100
-_NUMBER = (int, float)
-
-
-class UnusableNumberError(ValueError):
-    """A reply holds NaN, infinity or numbers beyond `LARGEST`."""
 
 
 class AlteredUploadError(WrongMakerError):
@@ -85,9 +78,6 @@ class ReplyValidation:
     only_wrong_clients : bool
         Whether the last phase had several replies (or that of the only client), all of them made by
         the wrong kind of client.
-    infinite : float
-        The share of the clients asked in the last phase that sent NaN, infinity or numbers beyond
-        `LARGEST`.
     """
 
     membership: Membership
@@ -102,7 +92,6 @@ class ReplyValidation:
         self.sent: dict[int, ClientInstruction] = {}
         self.last_refusal = "nobody was asked"
         self.only_wrong_clients = False
-        self.infinite = 0.0
         self._has_right_clients = False
         self._capped: set[int] = set()  # who was named
 
@@ -132,7 +121,6 @@ class ReplyValidation:
         refused: dict[int, str] = {}
         answered: set[int] = set()
         wrong: set[int] = set()
-        infinite = 0
         for client, raw in replies:
             if client is None or client not in self.sent:
                 who = "an unknown sender" if client is None else f"client {client}"
@@ -149,16 +137,17 @@ class ReplyValidation:
                 except ValueError as error:
                     refused[client] = str(error)
                     wrong |= {client} if isinstance(error, WrongMakerError) else set()
-                    infinite += isinstance(error, UnusableNumberError)
                 else:
                     accepted[client] = reply
                     self._has_right_clients = True
         several = len(wrong) >= min(2, len(self.membership))
         self.only_wrong_clients = several and wrong == answered
         refused |= {c: "no reply within the timeout" for c in self.sent if c not in answered}
-        self.infinite = infinite / max(len(self.sent), 1)
         self.sent = {}
-        lost = [c for c, reason in sorted(refused.items()) if self._has_lost(c, reason)]
+        is_new = self.membership.is_new  # such a client has nothing to lose
+        lost = [
+            c for c, why in sorted(refused.items()) if who_lost(why) is not None and not is_new(c)
+        ]
         for client, reason in sorted(refused.items()):
             if client not in lost and not optional:
                 self.refuse(server_round, client, reason)
@@ -213,9 +202,6 @@ class ReplyValidation:
         replies = {c: Reply({}, metrics[NUM_EXAMPLES], metrics) for c, metrics in clients.items()}
         return weighted_means(replies) if replies else {}
 
-    def _has_lost(self, client: int, reason: str) -> bool:
-        return who_lost(reason) is not None and not self.membership.is_new(client)
-
     def refuse(self, server_round: int, client: int, reason: str) -> None:
         """Say in one log line that a client's reply is not used, and why."""
         reason = brief(reason)  # the names of arrays and metrics are a client's words, too
@@ -246,11 +232,13 @@ def check_reply(raw: RawReply, spec: Spec | None, wire_dtype: object = None) -> 
         raise ValueError(f"it failed: {raw.error}")
     metrics: dict[str, float] = {}
     for key, value in raw.metrics.items():
-        if not isinstance(value, _NUMBER) or isinstance(value, bool) or _is_the_messages(key):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        if (length := _length(key)) > _LONGEST_NAME:
+        if is_stamp(key) or key == ALTERED:  # the message's own
+            continue
+        if len(key) > _LONGEST_NAME:
             raise ValueError(
-                f"the name of the metric {brief(repr(key))} takes {length:,} letters, expected at "
+                f"the name of the metric {brief(repr(key))} has {len(key):,} letters, expected at "
                 f"most {_LONGEST_NAME}"
             )
         # 64 bits is what Flower's own messages hold
@@ -272,12 +260,10 @@ def check_reply(raw: RawReply, spec: Spec | None, wire_dtype: object = None) -> 
     if spec is None:
         return Reply({}, counted, metrics)
     arrays = raw.arrays or {}
-    if arrays.keys() != spec.keys():
-        missing = [name for name in spec if name not in arrays]
-        strange = [name for name in arrays if name not in spec]
-        faults = [f"lack {listing(missing)}"] * bool(missing)
-        faults += [f"have {listing(strange)}, which was not asked for"] * bool(strange)
-        raise ValueError(f"its arrays {' and '.join(faults)}")
+    if strange := [name for name in arrays if name not in spec]:
+        raise ValueError(f"its arrays have {listing(strange)}, which was not asked for")
+    if missing := [name for name in spec if name not in arrays]:
+        raise ValueError(f"its arrays lack {listing(missing)}")
     nbytes, checked = 0, {}
     for name, (shape, dtype) in spec.items():
         array = arrays[name]
@@ -286,25 +272,12 @@ def check_reply(raw: RawReply, spec: Spec | None, wire_dtype: object = None) -> 
         if array.dtype != dtype and not (array.dtype.name == wire_dtype and dtype.kind == "f"):
             raise ValueError(f"'{name}' has dtype {array.dtype}, expected {dtype}")
         size = max(float(array.max()), -float(array.min())) if array.size else 0.0
-        if not math.isfinite(size):
-            raise UnusableNumberError(f"'{name}' holds NaN or infinity")
-        if dtype.kind == "f" and size > LARGEST:
-            raise UnusableNumberError(
-                f"'{name}' holds {size:.2g}, expected numbers up to {LARGEST:g}"
+        if not size <= (LARGEST if dtype.kind == "f" else math.inf):
+            found = f"{size:.2g}" if math.isfinite(size) else "NaN or infinity"
+            raise ValueError(
+                f"'{name}' holds {found}, expected finite numbers up to {LARGEST:g}: where its "
+                "training diverges, smaller steps (lr) help"
             )
         nbytes += array.nbytes
         checked[name] = array if array.dtype == dtype else array.astype(dtype)
-    altered = raw.metrics.get(ALTERED) == 1
-    return Reply(checked, counted, metrics, nbytes, altered=altered)
-
-
-@lru_cache(maxsize=1024)
-def _is_the_messages(name: str) -> bool:
-    """Return whether a metric belongs to the message, and is none that a client measured."""
-    return is_stamp(name) or name == ALTERED
-
-
-@lru_cache(maxsize=1024)
-def _length(name: str) -> int:
-    """Return the letters that a name takes in the history, where \u00e9 is six."""
-    return len(to_json(name)) - 2
+    return Reply(checked, counted, metrics, nbytes, altered=raw.metrics.get(ALTERED) == 1)

@@ -16,7 +16,7 @@ from clients import FedADMMClient, FedGiAClient, FLAMEClient, client_app
 from fl_admm_strategies import FLAME, FedADMM, FedGiA, InProcessGrid, StatefulStrategy
 from fl_admm_strategies.runtime.messages.records import Reply
 from fl_admm_strategies.runtime.trust.divergence import DivergenceMonitor
-from tests.support.refusals import names
+from tests.support.refusals import names, refused
 
 START = 2.3
 
@@ -29,8 +29,8 @@ def watched(
     for server_round, loss in enumerate(losses, start=1):
         first = {"initial-loss": start} if server_round == 1 else {}
         replies = {c: Reply({}, 10.0, {"loss": loss, **first}) for c in (0, 1)}
-        kept = health.watch(server_round, replies, 0)
-        assert [reply.metrics for reply in kept.values()] == [{"loss": loss}] * 2
+        health.watch(server_round, replies, 0)
+        assert [reply.metrics for reply in replies.values()] == [{"loss": loss}] * 2
     return [record.getMessage() for record in caplog.records]
 
 
@@ -153,7 +153,6 @@ def test_a_strategy_names_its_setting_and_its_defaults_learn(
     assert names(said, advice)
 
 
-def test_uploads_that_are_not_finite_are_said_to_be_a_divergence(caplog):
-    with pytest.raises(RuntimeError):
+def test_uploads_that_are_not_finite_are_refused_with_advice() -> None:
+    with refused(RuntimeError, "expected finite numbers", "smaller steps"):
         run(FedADMM(lr=1e30, fraction_evaluate=0.0), FedADMMClient)
-    assert len([line for line in caplog.messages if "diverge" in line]) == 1

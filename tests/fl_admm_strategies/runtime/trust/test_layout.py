@@ -120,14 +120,6 @@ def test_of_two_the_one_that_fits_the_initial_arrays_is_believed(liar: int, lie:
     assert layout.trained == ["base", "head", "again"]
 
 
-@pytest.mark.parametrize("liar", [0, 1])
-def test_of_two_the_one_that_proves_its_frozen_arrays_is_believed(liar: int) -> None:
-    layout = Layout.of(model())
-    truth = {1 - liar: says(ROLES_OF_MODEL, [checksum(model()["base"]), 0, 0, 0])}
-    layout.learn(dict(sorted({liar: says([TRAINED] * 3 + [BUFFER]), **truth}.items())))
-    assert layout.frozen == ["base"]
-
-
 def test_an_array_that_the_clients_lack_is_none_of_theirs() -> None:
     layout = Layout.of(model())
     layout.check(np.array([ABSENT, TRAINED, TRAINED, BUFFER]))
