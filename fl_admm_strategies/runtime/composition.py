@@ -19,7 +19,6 @@ _ON_SERVER = ("ServerSideFixedClipping", "ServerSideAdaptiveClipping")
 _ON_CLIENT = (
     "DifferentialPrivacyClientSideFixedClipping and client_app(..., mods=[fixedclipping_mod])"
 )
-_ADAPTIVE_ON_CLIENT = ("ClientSideAdaptiveClipping",)
 
 
 def strategies_around(strategy: Any, kind: type) -> list[Any]:
@@ -86,10 +85,10 @@ def check_wrappers(
                 f"{name}(everyone_trains=False)."
             )
         on_server = _is(wrapper, *_ON_SERVER)
-        if packed and (on_server or _is(wrapper, *_ADAPTIVE_ON_CLIENT)):
+        if packed and _is(wrapper, _CLIPPING):
             raise ValueError(
                 f"{around} takes every message for one client, and here a node sends one message "
-                f"for all that it hosts. Run one client on each node, or use {_ON_CLIENT}."
+                "for all that it hosts. Run one client on each node."
             )
         if on_server and list(spec) != list(names):
             raise ValueError(

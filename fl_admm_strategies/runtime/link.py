@@ -25,9 +25,8 @@ from .messages.records import (
 )
 
 _MODS = (
-    "Of what our methods send, Flower's mods understand the first group of arrays: give them not "
-    "to the handler, but to client_app(client_fn, mods=[...]) or answer(client, message, "
-    f"mods=[...], context=context), which show them that. [{MOD_REFUSED}]"
+    "Give mods not to the handler, but to client_app(client_fn, mods=[...]) or answer(client, "
+    f"message, mods=[...], context=context), which keep questions from them. [{MOD_REFUSED}]"
 )
 
 

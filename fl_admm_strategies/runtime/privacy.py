@@ -13,7 +13,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from hashlib import blake2b
 from importlib import import_module
 from logging import WARNING
@@ -146,14 +145,12 @@ class Privacy:
         if not upload.goes_with(
             "noise at the server" if self.is_central else "noise at the clients"
         ):
-            reason = f"{upload.because()}."
-            if upload.kind == "own copy":
-                reason += (
-                    " Give noise_at='client'; or, where there is the setting, duals='client' or "
-                    "aggregation='mean'."
-                )
-            elif upload.kind == "sum":
-                reason += " Give noise_at='server'."
+            advice = {
+                "own copy": " Give noise_at='client'; or, where there is the setting, "
+                "duals='client' or aggregation='mean'.",
+                "sum": " Give noise_at='server'.",
+            }
+            reason = f"{upload.because()}.{advice.get(upload.kind, '')}"
         elif self.is_central and getattr(algorithm, "weights", "uniform") == "size":
             reason = (
                 "weights is 'size', and one client's part in a mean by examples has no bound. "
@@ -198,16 +195,15 @@ class Privacy:
             return Altered(replies, {})
         replies = {client: replace(reply, num_examples=1.0) for client, reply in replies.items()}
         uploads = {client: reply.arrays for client, reply in replies.items() if reply.arrays}
-        if not uploads or not self.setting.noise_multiplier:
-            return Altered(replies, {})
-        chance, like = self._chance(server_round, uploads), next(iter(uploads.values()))
-        noise = {n: chance.normal(0.0, self.setting.std, a.shape) for n, a in like.items()}
-        for client, arrays in uploads.items():
-            noisy = {
-                name: (array + noise[name] / len(uploads)).astype(array.dtype)
-                for name, array in arrays.items()
-            }
-            replies[client] = replace(replies[client], arrays=noisy)
+        if uploads and self.setting.noise_multiplier:
+            chance, like = self._chance(server_round, uploads), next(iter(uploads.values()))
+            noise = {n: chance.normal(0.0, self.setting.std, a.shape) for n, a in like.items()}
+            for client, arrays in uploads.items():
+                noisy = {
+                    name: (array + noise[name] / len(uploads)).astype(array.dtype)
+                    for name, array in arrays.items()
+                }
+                replies[client] = replace(replies[client], arrays=noisy)
         return Altered(replies, {})
 
     def _chance(self, server_round: int, uploads: Mapping[int, Arrays]) -> np.random.Generator:
@@ -216,9 +212,7 @@ class Privacy:
         It depends on the uploads. If a round is done again after an interrupt, with other uploads,
         it gets other noise; with the same noise, the difference of both would be without any.
         """
-        key = self._seed.to_bytes((self._seed.bit_length() + 7) // 8 + 1, "little")
-        digest = blake2b(key=key if len(key) <= 64 else blake2b(key).digest())
-        digest.update(str((server_round, [*uploads])).encode())
+        digest = blake2b(str((self._seed, server_round, [*uploads])).encode())
         for arrays in uploads.values():
             for array in arrays.values():
                 digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -261,18 +255,15 @@ class Privacy:
         if self.setting is None:
             return {}
         most, delta = max(self._spent.values(), default=0.0), self.setting.delta
-        found: float = self._library.get_epsilon_gaussian(most**-0.5 if most else math.inf, delta)
+        library = import_module("dp_accounting")
+        found: float = library.get_epsilon_gaussian(most**-0.5 if most else math.inf, delta)
         if self._accountant is not None and math.isfinite(found):
             found = min(found, self._accountant.get_epsilon(delta))
         return {"epsilon": float(found)}
 
-    @cached_property
-    def _library(self) -> Any:
-        return import_module("dp_accounting")
-
     def _compose(self, sampled: tuple[float, int, int], count: int = 1) -> None:
         self._rounds[sampled] += count
-        library = self._library
+        library = import_module("dp_accounting")
         if self._accountant is None:
             self._accountant = library.rdp.RdpAccountant(
                 _ORDERS, library.NeighboringRelation.REPLACE_ONE

@@ -21,7 +21,7 @@ GOES_WITH: dict[Alteration, tuple[UploadKind, ...]] = {
     "clipping": ("mean", "own copy"),
     "noise at the server": ("mean", "sum"),
     "noise at the clients": ("mean", "own copy"),
-    "mods": ("mean", "own copy"),
+    "mods": ("mean",),
     "wrappers": ("mean",),
     "another model": ("mean",),
 }

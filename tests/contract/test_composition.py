@@ -23,9 +23,8 @@ from flwr.clientapp.mod import (
 from flwr.serverapp import strategy as flowers
 from numpy.testing import assert_allclose
 
-from clients import FedADMMClient, answer, client_app
+from clients import FedADMMClient, SGDClient, answer, client_app
 from fl_admm_strategies import AsyncFPFC, FedADMM, FedAvg, StatefulStrategy
-from fl_admm_strategies.runtime.messages.packing import unpack_instructions
 from fl_admm_strategies.runtime.uploads import GOES_WITH
 from tests.support.cases import CASES, NUM_CLIENTS, Case, case_of, grid_of, run
 from tests.support.federation import (
@@ -86,10 +85,9 @@ class Company(NamedTuple):
         bound = [CLIP] if "Fixed" in self.wrapper.__name__ else []  # the adaptive ones find theirs
         return self.wrapper(strategy, self.noise, *bound, NUM_CLIENTS)
 
-    def run(self, case: Case, strategy: StatefulStrategy, nodes: int = NUM_CLIENTS) -> Any:
+    def run(self, case: Case, strategy: StatefulStrategy) -> Any:
         """Run a strategy in this company; return what the outermost strategy returned."""
-        total = None if nodes == NUM_CLIENTS else NUM_CLIENTS
-        grid = grid_of(case, nodes, app_options={"num_clients": total, "mods": list(self.mods)})
+        grid = grid_of(case, app_options={"num_clients": None, "mods": list(self.mods)})
         return self.around(strategy).start(grid, case.initial_arrays(), 2)
 
 
@@ -105,6 +103,8 @@ COMPANIES = {
 }
 NO_MODEL = {"FedMAvg", "LpProj", "FedEASE"}
 """Means that are no model of all clients."""
+GROUPS = {"Ditto", "LpProj"}
+"""Those that send several groups of arrays, which Flower's mods do not take."""
 PARTS = {"FedAlt", "FedSim", "LGFedAvg", "FedRoD", "FedCP"}
 """Those that upload a part of the model, which no wrapper of the server's takes."""
 
@@ -112,10 +112,13 @@ PARTS = {"FedAlt", "FedSim", "LGFedAvg", "FedRoD", "FedCP"}
 def goes(case: Case, name: str) -> bool:
     """Return whether a case works in such company."""
     if name == "LocalDpMod":
-        return kind_of(case) in GOES_WITH["mods"] and case.name != "FedEASE"  # sent no arrays
+        # FedEASE is sent no arrays, and Local uploads none.
+        mean = kind_of(case) in GOES_WITH["mods"] and case.name not in {*GROUPS, "FedEASE"}
+        return mean or case.name == "Local"
     if "wrapper" in name:
-        in_parts = case.name in PARTS and name.startswith("server's")
-        return kind_of(case) in GOES_WITH["wrappers"] and case.name not in NO_MODEL and not in_parts
+        client_side = name.startswith("clients'")
+        not_taken = GROUPS if client_side else PARTS
+        return kind_of(case) in GOES_WITH["wrappers"] and case.name not in NO_MODEL | not_taken
     return True
 
 
@@ -125,9 +128,7 @@ def goes(case: Case, name: str) -> bool:
 def test_a_method_works_in_company_or_is_refused(case: Case, name: str) -> None:
     strategy = case.strategy(seed=1)
     if goes(case, name):
-        # Server-side wrappers, and the adaptive ones, take every message for one client.
-        nodes = 2 if name in ("clients' wrapper", "LocalDpMod", "sizes") else NUM_CLIENTS
-        result = COMPANIES[name].run(case, strategy, nodes)
+        result = COMPANIES[name].run(case, strategy)
         assert {r: len(found) for r, found in strategy.train_metrics.items()} == {1: 6, 2: 6}
         if "wrapper" in name:
             returned = {name: array.numpy() for name, array in result.arrays.items()}
@@ -186,8 +187,10 @@ def test_a_wrapper_that_drops_every_round_ends_the_run() -> None:
 
 def test_a_wrapper_that_would_clip_several_clients_as_one_is_refused() -> None:
     case = case_of("FedAvg")
-    with refused(ValueError, "DifferentialPrivacyServerSideFixedClipping", "fixedclipping_mod"):
-        Company(SERVER_SIDE).run(case, case.strategy(seed=1), nodes=2)
+    with refused(ValueError, "DifferentialPrivacyServerSideFixedClipping", "one client on each"):
+        wrapped = Company(SERVER_SIDE).around(case.strategy(seed=1))
+        packed = grid_of(case, 2, app_options={"num_clients": NUM_CLIENTS})
+        wrapped.start(packed, case.initial_arrays(), 2)
     drawn = case_of("PFedMe").strategy(seed=1, everyone_trains=True, fraction_train=0.5)
     with refused(ValueError, "PFedMe", "everyone_trains=False"):
         Company(SERVER_SIDE).run(case_of("PFedMe"), drawn)
@@ -267,18 +270,18 @@ def test_a_model_that_cannot_be_used_is_refused_by_a_sentence() -> None:
 # --- Mods -----------------------------------------------------------------------------------------
 
 
-def own_app(mods: Any, *, inside: bool) -> ClientApp:
+def own_app(client_class: Any, mods: Any, *, inside: bool) -> ClientApp:
     """Return an app with a training handler of the user's own, and mods in it or around it."""
     app = client_app()
 
     @app.train(mods=[] if inside else mods)
     def train(message: Message, context: Context) -> Message:
-        client = make_client(FedADMMClient, context)
+        client = make_client(client_class, context)
         return answer(client, message, mods=mods if inside else [], context=context)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return answer(make_client(FedADMMClient, context), message)
+        return answer(make_client(client_class, context), message)
 
     return app
 
@@ -286,54 +289,38 @@ def own_app(mods: Any, *, inside: bool) -> ClientApp:
 def test_handlers_of_ones_own_give_their_mods_to_answer() -> None:
     mods = [LocalDpMod(**LOCAL_DP | {"sensitivity": 0.0})]  # clipped, without noise
     runs = []
-    for app in (own_app(mods, inside=True), client_app(client_fn_of(FedADMMClient), mods=mods)):
-        runs.append(FedADMM(rho=0.1, lr=0.5, seed=1))
+    by_app = client_app(client_fn_of(SGDClient), mods=mods)
+    for app in (own_app(SGDClient, mods, inside=True), by_app):
+        runs.append(FedAvg(lr=0.5, seed=1))
         runs[-1].start(Federation(app, NUM_CLIENTS), initial_arrays(), 2)
     assert_same_bits(runs[0].state_dict(), runs[1].state_dict())
 
 
 def test_mods_around_such_a_handler_are_refused_by_a_sentence() -> None:
-    grid = Federation(own_app([LocalDpMod(**LOCAL_DP)], inside=False), NUM_CLIENTS)
+    grid = Federation(own_app(FedADMMClient, [LocalDpMod(**LOCAL_DP)], inside=False), NUM_CLIENTS)
     with refused(RuntimeError, "LocalDpMod", "answer(client, message, mods=[...]"):
         FedADMM(lr=0.5).start(grid, initial_arrays(), 3)
 
 
-def test_every_hosted_client_passes_a_mod_with_its_own_message() -> None:
-    seen: list[tuple[int, list[str]]] = []
-
-    def watching(message: Any, context: Any, call_next: Any) -> Any:
-        (record,) = message.content.array_records.values()
-        seen.append((context.node_config["partition-id"], list(record)))
-        return call_next(message, context)
-
-    runs = []
-    for mods in ([watching], []):
-        app = client_app(client_fn_of(FedADMMClient), num_clients=NUM_CLIENTS, mods=mods)
-        runs.append(FedADMM(rho=0.1, lr=0.5, seed=1, fraction_evaluate=0.0))
-        runs[-1].start(Federation(app, 2), initial_arrays(), 2)
-    assert sorted(seen) == [(c, list(initial_arrays())) for c in range(NUM_CLIENTS) for _ in (1, 2)]
-    assert_same_bits(runs[0].state_dict(), runs[1].state_dict())  # it has changed nothing
-
-
-def test_what_a_mod_changed_is_what_the_client_is_told_that_it_sent() -> None:
-    # Without that its dual would go on from what it sent, and the server's from what it got.
+@pytest.mark.parametrize("name", ["FedADMM", "FedDyn"])
+def test_a_mod_that_changes_an_upload_is_refused_where_the_client_goes_on_from_it(
+    name: str,
+) -> None:
     def halving(message: Any, context: Any, call_next: Any) -> Any:
         reply = call_next(message, context)
-        (name,) = reply.content.array_records
-        halved = {k: Array(v.numpy() / 2) for k, v in reply.content[name].items()}
-        reply.content[name] = ArrayRecord(halved)
+        (record,) = reply.content.array_records
+        halved = {k: Array(v.numpy() / 2) for k, v in reply.content[record].items()}
+        reply.content[record] = ArrayRecord(halved)
         return reply
 
-    case = case_of("FedADMM")
+    case = case_of(name)
     grid = Federation(client_app(client_fn_of(case.client_class), mods=[halving]), NUM_CLIENTS)
-    FedADMM(rho=0.1, lr=0.5, seed=1).start(grid, initial_arrays(), 2)
-    for message in grid.phase("train", 2):
-        ((_, instruction),) = unpack_instructions(message.content)
-        assert instruction.groups["start"]["dual"].any()  # the server's
+    with refused(RuntimeError, "changed by a mod", "docs/composition.md"):
+        case.strategy(seed=1).start(grid, initial_arrays(), 3)
 
 
 def test_mods_that_cannot_be_are_refused_at_once() -> None:
     with refused(ValueError, "mods", "answer"):
         client_app(mods=[message_size_mod])
-    with refused(ValueError, "cohort", "mods"):
-        client_app(client_fn_of(FedADMMClient), num_clients=6, cohort=True, mods=[message_size_mod])
+    with refused(ValueError, "num_clients", "mods"):
+        client_app(client_fn_of(FedADMMClient), num_clients=6, mods=[message_size_mod])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,11 +75,9 @@ def client_app(
         ``lambda context: bool(context.node_config.get("may-collect"))``. In a simulation the server
         always may: there are no sites.
     mods : sequence of callable, optional
-        Flower's mods, or your own ``mod(message, context, call_next)``, around every client, the
-        first outermost; of hosted clients each gets a message of its own. A mod sees the first
-        group of arrays that the client receives, and its upload. Clients with mods train one by
-        one. Handlers of your own give them to `answer`. docs/composition.md says which methods go
-        with which mods.
+        Flower's mods, or your own ``mod(message, context, call_next)``, around a client that has a
+        node of its own, the first outermost. They see no handshakes. Handlers of your own give them
+        to `answer`. docs/composition.md says which methods go with which mods.
 
     Returns
     -------
@@ -113,10 +110,10 @@ def client_app(
             "mods are given without a client_fn. Handlers of your own give them to answer(client, "
             "message, mods=[...], context=context)."
         )
-    if mods and cohort is True:
+    if mods and num_clients is not None:
         raise ValueError(
-            "cohort is True beside mods, expected 'auto' or False: a mod calls one client and "
-            "waits for its reply, so that clients cannot train together. Leave one of them out."
+            "mods are given beside num_clients: a mod takes every message for one client. Run one "
+            "client on each node, or leave one of them out."
         )
     app = ClientApp()
     host = _Host(client_fn, num_clients, cohort, may_collect, mods)
@@ -172,11 +169,9 @@ def answer(
     ...     return answer(FPFCClient(context, Net(), train, nn.CrossEntropyLoss()), msg)
     """
     client = _numpy_client(client, "answer() was given")
-    own = context or getattr(client, "context", None)
-    with plain_errors():
-        instruction = _only_instruction(message, may_collect)
-        reply = _reply(client, instruction, message, own, mods)
-        return Message(pack_replies({None: reply}), reply_to=message)
+    own: Any = context or getattr(client, "context", None)
+    host = _Host(lambda _: client, None, False, may_collect, mods)
+    return host.handle_one(message, own)
 
 
 Jobs = dict[int, tuple[Any, ClientInstruction]]
@@ -190,6 +185,8 @@ class _Host:
 
     Attributes
     ----------
+    mods : sequence of callable or None
+        None: the client is inside its mods.
     residents : Residents or None
         Keeps clients from message to message.
     """
@@ -198,7 +195,7 @@ class _Host:
     num_clients: int | Callable[[Context], int] | None
     cohort: Choice | Callable[[Context], Choice]
     may_collect: bool | Callable[[Context], bool]
-    mods: Sequence[Mod]
+    mods: Sequence[Mod] | None
     residents: Residents | None = None
 
     def identify(self, message: Message, context: Context) -> Message:
@@ -215,7 +212,11 @@ class _Host:
         with plain_errors():
             client = _numpy_client(self.client_fn(context))
             instruction = _only_instruction(message, self._may_collect(context))
-            reply = _reply(client, instruction, message, context, self.mods)
+            trains = _trains(message)
+            if self.mods is not None and (used := mods_for(instruction, trains, self.mods)):
+                inside = replace(self, client_fn=lambda _: client, mods=None)
+                return through(used, message, context, inside.handle_one)
+            reply = _reply(client, instruction, trains)
             return Message(pack_replies({None: reply}), reply_to=message)
 
     def handle_several(self, message: Message, context: Context) -> Message:
@@ -235,13 +236,11 @@ class _Host:
                 "number of clients and nodes."
             )
         _check_consent(asked.values(), self._may_collect(context))
-        choice: Choice = False
-        if not self.mods:
-            choice = self.cohort(context) if callable(self.cohort) else self.cohort
-            check_choice("cohort", choice, ("auto", True, False))
+        choice = self.cohort(context) if callable(self.cohort) else self.cohort
+        check_choice("cohort", choice, ("auto", True, False))
         together = choice is True or (choice == "auto" and total >= LEAST_COHORT)
         at_once = TOGETHER if together else 1  # no more of them are in memory
-        states, waiting = _split_state(context.state), list(asked)
+        states, waiting, trains = _split_state(context.state), list(asked), _trains(message)
         replies: dict[Any, RawReply] = {}
         with only_new_collected():
             for start in range(0, len(waiting), at_once):
@@ -253,13 +252,12 @@ class _Host:
                         client, own = self._client(client_id, total, context, state)
                         jobs[client_id], contexts[client_id] = (client, asked[client_id]), own
                 if together:
-                    _train_together(_trains(message), choice, jobs, replies)
+                    _train_together(trains, choice, jobs, replies)
                 for client_id, (client, instruction) in jobs.items():
                     own = contexts[client_id]
                     with _failing_alone(client_id, replies):
                         if client_id not in replies:
-                            reply = _reply(client, instruction, message, own, self.mods)
-                            replies[client_id] = reply
+                            replies[client_id] = _reply(client, instruction, trains)
                     failed = replies[client_id].error is not None
                     if not failed:
                         for key in states.get(client_id, {}):
@@ -377,18 +375,8 @@ def identity(context: Context) -> dict[str, Any]:
     return {wire.CLIENT_ID: int(partition), wire.NUM_CLIENTS: int(total)}
 
 
-def _reply(
-    client: NumPyClient,
-    instruction: ClientInstruction,
-    message: Message,
-    context: Any,
-    mods: Sequence[Mod] | None,
-) -> RawReply:
-    """Have a client do what it is asked; return what it replies. None: inside its mods."""
-    trains = _trains(message)
-    if mods is not None and (used := mods_for(instruction, trains, mods)):
-        run = partial(_reply, client, message=message, context=context, mods=None)
-        return through(used, message, context, instruction, run)
+def _reply(client: NumPyClient, instruction: ClientInstruction, trains: bool) -> RawReply:
+    """Have a client do what it is asked; return what it replies."""
     if trains and instruction.config.get(wire.COLLECT):
         return _personal(client)
     run: Any = client.fit if trains else client.evaluate

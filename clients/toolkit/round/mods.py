@@ -1,38 +1,23 @@
-"""Flower's mods around one client: each sees a message of FedAvg's layout, for that client alone.
+"""Flower's mods around one client.
 
-A method may send several groups of arrays, and a node gets one message for all that it hosts;
-Flower's own mods understand neither. So a mod is shown the floating point arrays of the first
-group, which is what an upload is compared with, under the names of the upload. The rest goes past.
+They see the message of a training or an evaluation as it travels: FedAvg's layout where a method
+sends one group of arrays. Flower's own mods refuse others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from functools import partial
 
-import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import Mod
 
-from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages import records as wire
-from fl_admm_strategies.runtime.messages.packing import (
-    pack_instructions,
-    pack_replies,
-    unpack_instructions,
-    unpack_replies,
-)
-from fl_admm_strategies.runtime.messages.records import (
-    ALTERED,
-    ClientInstruction,
-    RawReply,
-    groups_setting,
-)
+from fl_admm_strategies.runtime.messages.records import ALTERED, ARRAYS, METRICS, ClientInstruction
 from fl_admm_strategies.runtime.trust.layout import NAMES
 
-Run = Callable[[ClientInstruction], RawReply]
+Answer = Callable[[Message, Context], Message]
 
 CLIPPING_NORM = "clipping_norm"
 """The setting by which Flower's client-side wrappers ask clients to clip."""
@@ -77,83 +62,42 @@ def mods_for(instruction: ClientInstruction, trains: bool, mods: Sequence[Mod]) 
     return mods if names else []
 
 
-def through(
-    mods: Sequence[Mod],
-    message: Message,
-    context: Context,
-    instruction: ClientInstruction,
-    run: Run,
-) -> RawReply:
-    """Have a client do what it is asked, through mods, of which the first is the outermost.
-
-    Parameters
-    ----------
-    mods : sequence of callable
-        ``mod(message, context, call_next)``, as Flower's.
-    message : Message
-        The node's.
-    context : Context
-        The client's.
-    instruction : ClientInstruction
-        What this client is asked.
-    run : callable
-        Has the client do it.
+def through(mods: Sequence[Mod], message: Message, context: Context, answer: Answer) -> Message:
+    """Have a message answered through mods, of which the first is the outermost.
 
     Raises
     ------
     ModRefusedError
         If a mod refuses the message or the reply.
     """
-    config, groups = instruction.config, instruction.groups
-    first, received = next(iter(groups.items()))
-    names = instruction.upload_names()
-    if len(names) != len(received):
-        names = list(received)
-    shown = _floating(dict(zip(names, received.values(), strict=True)))
-    uploaded: Arrays = {}  # before the mods
+    uploaded: dict[str, bytes] = {}
 
-    def innermost(asked: Message, _: Context) -> Message:
-        (seen,) = dict(unpack_instructions(asked.content)).values()
-        found = next(iter(seen.groups.values()))
-        arrays = [found.get(n, a) for n, a in zip(names, received.values(), strict=True)]
-        whole = {**groups, first: dict(zip(received, arrays, strict=True))}
-        reply = run(ClientInstruction(whole, {**seen.config, wire.GROUPS: groups_setting(groups)}))
-        uploaded.update(reply.arrays or {})
-        to_show = None if reply.arrays is None else _floating(reply.arrays)
-        return Message(pack_replies({None: RawReply(to_show, reply.metrics)}), reply_to=asked)
+    def innermost(asked: Message, of: Context) -> Message:
+        reply = answer(asked, of)
+        uploaded.update(_bytes_of(reply))
+        return reply
 
-    call = innermost
+    call: Answer = innermost
     for mod in reversed(mods):
         call = partial(_call, mod, call)
-    seen = ClientInstruction(
-        {first: shown}, {**config, wire.GROUPS: groups_setting({first: shown})}
-    )
-    outermost = copy(message)
-    outermost.content = pack_instructions({0: seen}, hosted=False)
-    answer = call(outermost, context)
-    if answer.has_error():
+    reply = call(message, context)
+    if reply.has_error():
         raise ModRefusedError(
-            f"A mod refused the message: {answer.error.reason} Of what was received a mod sees "
-            f"{', '.join(shown)}. docs/composition.md says which methods go with which mods."
+            f"A mod refused the message: {reply.error.reason} Flower's mods take messages with one "
+            "group of arrays. docs/composition.md says which methods go with which mods."
         )
-    (replied,) = dict(unpack_replies(answer.content)).values()
-    if replied.error is not None:
-        raise ModRefusedError(f"A mod has made something else of the reply: {replied.error}.")
-    if replied.arrays is None:
-        return replied
-    arrays = uploaded | replied.arrays
-    if any(not np.array_equal(arrays[name], array) for name, array in uploaded.items()):
-        replied.metrics[ALTERED] = 1
-    return RawReply(arrays, replied.metrics)
+    if _bytes_of(reply) != uploaded:
+        reply.content.metric_records[METRICS][ALTERED] = 1
+    return reply
 
 
-def _call(mod: Mod, call_next: Callable[[Message, Context], Message], *given: object) -> Message:
-    message, context = given
-    return mod(message, context, call_next)  # type: ignore[arg-type]
+def _call(mod: Mod, call_next: Answer, message: Message, context: Context) -> Message:
+    return mod(message, context, call_next)
 
 
-def _floating(arrays: Arrays) -> Arrays:
-    return {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+def _bytes_of(reply: Message) -> dict[str, bytes]:
+    records = {} if reply.has_error() else reply.content.array_records
+    return {name: array.data for name, array in records.get(ARRAYS, {}).items()}
 
 
 def _is_for_uploads(mod: Mod) -> bool:

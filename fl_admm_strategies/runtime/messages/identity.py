@@ -31,8 +31,8 @@ _DEAD_ACTOR = re.compile(
     r"(ActorDiedError|ActorUnavailableError|RayActorError|OutOfMemoryError)'>"
 )
 
-# Nobody's federation is larger; a node that says so is mistaken, or wants the others to wait.
 MOST_CLIENTS = 2**31
+"""A node that announces more is mistaken, or wants the others to wait."""
 
 
 def runs_on_ray() -> bool:
@@ -120,28 +120,17 @@ def read_identity(node: int, reply: Message) -> Identity | None:
             return None
         return Identity([], trouble=f"could not say which clients it hosts: {brief(reason)}")
     for record in reply.content.config_records.values():
-        if (ids := record.get(wire.CLIENT_IDS)) is not None:
-            return identity_of(ids, record.get(wire.NUM_CLIENTS, 0))
+        if (ids := record.get(wire.CLIENT_IDS)) is None:
+            continue
+        total: object = record.get(wire.NUM_CLIENTS, 0)
+        clients = [i for i in ids if is_client_id(i)] if isinstance(ids, list) else []
+        differ = clients == ids and len(set(clients)) == len(clients)
+        if differ and type(total) is int and 0 <= total < MOST_CLIENTS:
+            return Identity(clients, total)
+        trouble = (
+            f"replied {wire.CLIENT_IDS}={brief(repr(ids))}, {wire.NUM_CLIENTS}="
+            f"{brief(repr(total))}, expected different integers >= 0 and an integer below "
+            f"{MOST_CLIENTS}"
+        )
+        return Identity([], trouble=trouble)
     return Identity([node])
-
-
-def identity_of(ids: object, total: object) -> Identity:
-    """Return what a node says of itself, checked.
-
-    Parameters
-    ----------
-    ids : object
-        The ids of its clients, as it gave them.
-    total : object
-        How many its federation has, as it gave it.
-    """
-    clients = [i for i in ids if is_client_id(i)] if isinstance(ids, list) else []
-    differ = clients == ids and len(set(clients)) == len(clients)
-    if differ and type(total) is int and 0 <= total < MOST_CLIENTS:
-        return Identity(clients, total)
-    return Identity(
-        [],
-        trouble=f"replied {wire.CLIENT_IDS}={brief(repr(ids))}, {wire.NUM_CLIENTS}="
-        f"{brief(repr(total))}, expected different integers >= 0 and an integer below "
-        f"{MOST_CLIENTS}",
-    )

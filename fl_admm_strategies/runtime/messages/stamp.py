@@ -49,11 +49,6 @@ def makers_of(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(_PREFIX): record[name] for name in record if is_stamp(name)}
 
 
-def is_compatible(version: object) -> bool:
-    """Return whether messages of a version are understood."""
-    return version == VERSION
-
-
 def declared_method(strategy: type) -> str | None:
     """Return the `method` of a strategy's class; raise TypeError if it does not say one."""
     try:
@@ -88,28 +83,26 @@ def check_reply_maker(metrics: Mapping[str, Any], method: str | None) -> None:
     WrongMakerError
         If it is not; the message says which client is expected, and what to change.
     """
-    if method is None or metrics.get(f"{_PREFIX}{method}") == VERSION:
-        return
     found = makers_of(metrics)
+    if method is None or found.get(method) == VERSION:
+        return
     if method in found:
-        if not is_compatible(found[method]):
-            raise WrongMakerError(
-                f"its reply is of version {found[method]!s:.20} of {method}'s messages, expected "
-                f"{VERSION}. {_INSTALL}"
-            )
-    elif found:
+        raise WrongMakerError(
+            f"its reply is of version {found[method]!s:.20} of {method}'s messages, expected "
+            f"{VERSION}. {_INSTALL}"
+        )
+    if found:
         others = brief(" and ".join(sorted(found)))
         raise WrongMakerError(
             f"its reply was made by a client of {others}, expected {client_of(method)}: use "
             f"{client_of(method)} for the clients, or the strategy {others}."
         )
-    else:
-        raise WrongMakerError(
-            "its reply does not say which method made it, like those of a plain client of FedAvg, "
-            f"which ignores what {method} asks for; expected {client_of(method)}. Use that for the "
-            f"clients; a client of your own for {method} adds made_by({method!r}) to the metrics "
-            "of every reply."
-        )
+    raise WrongMakerError(
+        "its reply does not say which method made it, like those of a plain client of FedAvg, "
+        f"which ignores what {method} asks for; expected {client_of(method)}. Use that for the "
+        f"clients; a client of your own for {method} adds made_by({method!r}) to the metrics "
+        "of every reply."
+    )
 
 
 def check_instruction_maker(
@@ -135,7 +128,7 @@ def check_instruction_maker(
     """
     found = makers_of(config)
     if method in found:
-        if not is_compatible(found[method]):
+        if found[method] != VERSION:
             raise WrongMakerError(
                 f"The message is of version {found[method]} of {method}'s, {client} speaks "
                 f"{VERSION}. {_INSTALL}"
