@@ -128,7 +128,6 @@ class Privacy:
         """Start a run."""
         self._spent: dict[int, float] = {}  # the sum of 1/z^2 over the rounds a client was asked in
         self._rounds = Counter[tuple[float, int, int]]()  # by z, the clients asked, and all
-        self._accountant: Any = None  # of the same rounds
 
     def check(self, algorithm: Algorithm, layout: Layout, wire_dtype: WireDtype) -> None:
         """Refuse a run in which epsilon would not be true, before anybody trains.
@@ -243,7 +242,7 @@ class Privacy:
             self._spent[client] = self._spent.get(client, 0.0) + (1 / z**2 if z else math.inf)
         if stateless and z:  # noise of a client's own, for all who know that it was drawn
             size = len(clients) if self.is_central else num_clients
-            self._compose((z, size, num_clients))
+            self._rounds[z, size, num_clients] += 1
 
     def measured(self) -> Metrics:
         """Return ``epsilon``: what the rounds have cost the client that was asked most often.
@@ -257,21 +256,14 @@ class Privacy:
         most, delta = max(self._spent.values(), default=0.0), self.setting.delta
         library = import_module("dp_accounting")
         found: float = library.get_epsilon_gaussian(most**-0.5 if most else math.inf, delta)
-        if self._accountant is not None and math.isfinite(found):
-            found = min(found, self._accountant.get_epsilon(delta))
+        if self._rounds and math.isfinite(found):
+            accountant = library.rdp.RdpAccountant(_ORDERS, library.NeighboringRelation.REPLACE_ONE)
+            for (z, size, num_clients), count in self._rounds.items():
+                event = library.GaussianDpEvent(z)
+                drawn = library.SampledWithoutReplacementDpEvent(num_clients, size, event)
+                accountant.compose(drawn, count)
+            found = min(found, accountant.get_epsilon(delta))
         return {"epsilon": float(found)}
-
-    def _compose(self, sampled: tuple[float, int, int], count: int = 1) -> None:
-        self._rounds[sampled] += count
-        library = import_module("dp_accounting")
-        if self._accountant is None:
-            self._accountant = library.rdp.RdpAccountant(
-                _ORDERS, library.NeighboringRelation.REPLACE_ONE
-            )
-        z, size, num_clients = sampled
-        event = library.GaussianDpEvent(z)
-        drawn = library.SampledWithoutReplacementDpEvent(num_clients, size, event)
-        self._accountant.compose(drawn, count)
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what a resumed run goes on counting from."""
@@ -291,4 +283,4 @@ class Privacy:
         ids, spent = arrays["privacy_ids"].tolist(), arrays["privacy_spent"].tolist()
         self._spent = dict(zip(ids, spent, strict=True))
         for z, size, num_clients, count in arrays["privacy_rounds"].reshape(-1, 4).tolist():
-            self._compose((z, int(size), int(num_clients)), int(count))
+            self._rounds[z, int(size), int(num_clients)] = int(count)

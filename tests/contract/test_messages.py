@@ -15,7 +15,6 @@ from torch import nn
 
 from clients import FedADMMClient, FPFCClient, SGDClient, client_app
 from fl_admm_strategies import FPFC, FedADMM, SmoothedSCAD, StatefulStrategy, made_by
-from fl_admm_strategies.runtime.messages import stamp as maker
 from tests.support.cases import CHEAP, NUM_CLIENTS, case_of, grid_of, run
 from tests.support.federation import (
     Federation,
@@ -128,18 +127,6 @@ def test_the_client_of_fedavg_refuses_other_strategies() -> None:
     for call in (client.fit, client.evaluate):
         with refused(ValueError, "SGDClient", "FedAvg", "FPFCClient"):
             call([], made_by("FPFC"))
-
-
-def test_another_version_is_refused_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    with refused(ValueError, "version 2", "FPFC", 1):
-        maker.check_reply_maker({"made-by.FPFC": 2}, "FPFC")
-    case = case_of("FPFC")
-    client: Any = make_client(case.client_class, Context(1, 2, {}, RecordDict(), {}))
-    with refused(ValueError, "version 2", "FPFCClient", 1):
-        client.fit([], {"made-by.FPFC": 2})
-    monkeypatch.setattr(maker, "is_compatible", lambda version: version == 7)
-    with refused(RuntimeError, "version 1", "FPFC"):
-        run(case, grid_of(case), 1)
 
 
 def test_a_strategy_says_which_clients_it_is_for() -> None:

@@ -174,9 +174,6 @@ def answer(
     return host.handle_one(message, own)
 
 
-Jobs = dict[int, tuple[Any, ClientInstruction]]
-
-
 @dataclass
 class _Host:
     """The clients of a node, and how they answer messages.
@@ -244,20 +241,18 @@ class _Host:
         replies: dict[Any, RawReply] = {}
         with only_new_collected():
             for start in range(0, len(waiting), at_once):
-                jobs: Jobs = {}
-                contexts: dict[int, Context] = {}
+                here: dict[int, tuple[Any, Context]] = {}
                 for client_id in waiting[start : start + at_once]:
                     with _failing_alone(client_id, replies):
                         state = states.get(client_id, {})
-                        client, own = self._client(client_id, total, context, state)
-                        jobs[client_id], contexts[client_id] = (client, asked[client_id]), own
+                        here[client_id] = self._client(client_id, total, context, state)
                 if together:
+                    jobs = {client_id: (here[client_id][0], asked[client_id]) for client_id in here}
                     _train_together(trains, choice, jobs, replies)
-                for client_id, (client, instruction) in jobs.items():
-                    own = contexts[client_id]
+                for client_id, (client, own) in here.items():
                     with _failing_alone(client_id, replies):
                         if client_id not in replies:
-                            replies[client_id] = _reply(client, instruction, trains)
+                            replies[client_id] = _reply(client, asked[client_id], trains)
                     failed = replies[client_id].error is not None
                     if not failed:
                         for key in states.get(client_id, {}):
@@ -315,7 +310,12 @@ def _failing_alone(client_id: int, replies: dict[Any, RawReply]) -> Iterator[Non
         replies[client_id] = RawReply(error=describe(error))
 
 
-def _train_together(trains: bool, choice: Choice, jobs: Jobs, replies: dict[Any, RawReply]) -> None:
+def _train_together(
+    trains: bool,
+    choice: Choice,
+    jobs: dict[int, tuple[Any, ClientInstruction]],
+    replies: dict[Any, RawReply],
+) -> None:
     """Add the replies of those clients that can train, or be evaluated, together."""
     work: dict[Any, dict[int, Job]] = {}
     for client_id, (client, instruction) in jobs.items():
@@ -334,10 +334,7 @@ def _train_together(trains: bool, choice: Choice, jobs: Jobs, replies: dict[Any,
 
 def _trains(message: Message) -> bool:
     """Return whether a message is for training, and not for an evaluation."""
-    kind = message.metadata.message_type.partition(".")[0]
-    if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
-        raise ValueError(f"The message is of type {kind!r}, expected 'train' or 'evaluate'.")
-    return bool(kind == MessageType.TRAIN)
+    return message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
 
 
 def _check_consent(asked: Iterable[ClientInstruction], may_collect: bool) -> None:
@@ -364,15 +361,6 @@ def _only_instruction(message: Message, may_collect: bool) -> ClientInstruction:
 def _named(asked: Iterable[int | None]) -> str:
     names = ["its client" if label is None else f"client {label}" for label in asked]
     return ", ".join(names[:6]) or "nobody"
-
-
-def identity(context: Context) -> dict[str, Any]:
-    """Return who a client is, for Flower's legacy API: what `get_properties` answers."""
-    partition = context.node_config.get("partition-id")
-    if partition is None:
-        return {}
-    total = context.node_config.get("num-partitions", 0)
-    return {wire.CLIENT_ID: int(partition), wire.NUM_CLIENTS: int(total)}
 
 
 def _reply(client: NumPyClient, instruction: ClientInstruction, trains: bool) -> RawReply:

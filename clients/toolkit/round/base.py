@@ -25,7 +25,6 @@ from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer
 
 from ..errors import plain_errors
 from ..solving.steps import Driver, Evaluation, MethodSteps, Reply, Scalars, Steps, take_steps
-from .app import identity
 from .memory import Memory
 
 Asked = TypeVar("Asked", bound=Instruction)
@@ -301,7 +300,11 @@ class MethodClient(NumPyClient, Generic[Asked]):
 
     def get_properties(self, config: Scalars) -> Scalars:
         """Return who the client is, for Flower's legacy API."""
-        return identity(self.context)
+        config = self.context.node_config
+        if "partition-id" not in config:
+            return {}
+        total = config.get("num-partitions", 0)
+        return {wire.CLIENT_ID: int(config["partition-id"]), wire.NUM_CLIENTS: int(total)}
 
 
 @cache

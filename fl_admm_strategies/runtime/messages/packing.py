@@ -7,16 +7,15 @@ or a `ConfigRecord` under ``"error"``.
 With several it has blocks. Clients whose messages have the same names, types and shapes share one,
 number N (most messages have one, 0):
 
-    "clients@N"   a `ConfigRecord`: the ids, and of each setting that differs a list in their order
-    "config@N"    a `ConfigRecord`: the settings that are the same for all of them
+    "clients@N"   a `ConfigRecord`: the ids, and of each value that differs a list in their order
+    "config@N"    a `ConfigRecord`: the values that are the same for all of them
     "arrays@N"    an `ArrayRecord`: for each array one array with a row for each client; of a
                   block of one client its arrays as they are
 
-Clients whose arrays are `LARGE` have a block each, so that no array of theirs is copied into it.
-Arrays that all clients of the message get, which have one, are in it once, under ``"arrays"``.
-A reply has ``"clients@N"``, ``"arrays@N"`` and ``"metrics@N"``, a `MetricRecord` with a list for
-each metric; of clients that failed it has in ``"clients@N"`` a list ``"error"`` and nothing else,
-so that each fails alone.
+Values are the settings of an instruction, the metrics of a reply, or ``"error"``, a text, of a
+client that failed: each fails alone. Clients whose arrays are `LARGE` have a block each, so that no
+array of theirs is copied into it. Arrays that all clients of an instruction get are in it once,
+under ``"arrays"``.
 
 A client may need more than one group of arrays (an anchor and a starting point; a personal and a
 cluster model to evaluate). The first group is the one under ``"arrays"``, any further one stands
@@ -26,7 +25,7 @@ arrays, as JSON: ``{"anchor": ["weight", "bias"], "start": ["weight"]}``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -48,7 +47,6 @@ from .records import (
     ClientInstruction,
     RawReply,
     brief,
-    groups_setting,
     npy_header,
     parse_groups,
     to_array,
@@ -62,16 +60,21 @@ LARGE = 2**20
 
 CLIENTS = "clients"
 
+Known = dict[object, Array]
+"""The arrays that were put into messages, by where they are in memory."""
+
 
 def _record(position: int, group: str) -> str:
     return ARRAYS if position == 0 else f"{ARRAYS}.{group}"
 
 
-# --- Instructions -------------------------------------------------------------------------------
+def _records_of(instruction: ClientInstruction) -> dict[str, Arrays]:
+    """Return the groups of an instruction by the record that holds them."""
+    groups = enumerate(instruction.groups.items())
+    return {_record(position, group): arrays for position, (group, arrays) in groups}
 
 
-Known = dict[object, Array]
-"""The arrays that were put into messages, by where they are in memory."""
+# --- Packing ------------------------------------------------------------------------------------
 
 
 def pack_instructions(
@@ -92,57 +95,58 @@ def pack_instructions(
     content, known = RecordDict(), {} if known is None else known
     if not hosted:
         (instruction,) = instructions.values()
-        for position, (group, arrays) in enumerate(instruction.groups.items()):
-            content[_record(position, group)] = _shared_record(arrays, known)
+        for record, arrays in _records_of(instruction).items():
+            content[record] = _shared_record(arrays, known)
         content[CONFIG] = ConfigRecord(dict(instruction.full_config()))
         return content
-    common = _common_arrays(instructions.values())
+    records = {client: _records_of(one) for client, one in instructions.items()}
+    common = _common_arrays(records.values())
     for record in dict.fromkeys(record for record, _ in common):
         shared = {name: array for (of, name), array in common.items() if of == record}
         content[record] = _shared_record(shared, known)
-    kinds = {client: _kind_of_instruction(asked) for client, asked in instructions.items()}
-
-    def own(client: int) -> Iterable[NDArray[Any]]:
-        return (array for key, array in _keyed(instructions[client]) if key not in common)
-
-    for number, clients in enumerate(_blocks(kinds, own)):
-        asked = [instructions[client] for client in clients]
-        settings, columns = _split([one.config for one in asked])
-        settings[GROUPS] = groups_setting(asked[0].groups)
-        content[f"{CONFIG}@{number}"] = ConfigRecord(settings)
-        content[f"{CLIENTS}@{number}"] = ConfigRecord({CLIENT_IDS: clients, **columns})
-        for position, (group, names) in enumerate(asked[0].groups.items()):
-            record = _record(position, group)
-            rows = {
-                name: _array_of([one.groups[group][name] for one in asked])
-                for name in names
-                if (record, name) not in common
-            }
-            if rows:
-                content[f"{record}@{number}"] = ArrayRecord(rows)
+    values = {client: one.full_config() for client, one in instructions.items()}
+    _pack_blocks(content, records, values, common)
     return content
 
 
-def _keyed(
-    instruction: ClientInstruction,
-) -> Iterator[tuple[tuple[str, str], NDArray[Any]]]:
-    """Yield the arrays of an instruction by record and name."""
-    for position, (group, arrays) in enumerate(instruction.groups.items()):
-        record = _record(position, group)
-        for name, array in arrays.items():
-            yield (record, name), array
+def pack_replies(replies: Mapping[Any, RawReply]) -> RecordDict:
+    """Put the replies of one node's clients into the content of one message.
+
+    Parameters
+    ----------
+    replies : mapping of (int or None) to RawReply
+        By client; that of a node's only one is under None. Their arrays hold real numbers.
+    """
+    content = RecordDict()
+    if None not in replies:
+        records = {client: {ARRAYS: reply.arrays or {}} for client, reply in replies.items()}
+        values = {
+            client: reply.metrics if reply.error is None else {ERROR: reply.error}
+            for client, reply in replies.items()
+        }
+        _pack_blocks(content, records, values, ())
+        return content
+    reply = replies[None]
+    if reply.error is not None:
+        return RecordDict({ERROR: ConfigRecord({"reason": reply.error})})
+    if reply.arrays is not None:
+        content[ARRAYS] = to_array_record(reply.arrays)
+    content[METRICS] = MetricRecord(reply.metrics)
+    return content
 
 
 def _common_arrays(
-    instructions: Iterable[ClientInstruction],
+    clients: Iterable[Mapping[str, Arrays]],
 ) -> dict[tuple[str, str], NDArray[Any]]:
     """Return, by record and name, the arrays that are the same for all clients that get one."""
     first: dict[tuple[str, str], NDArray[Any]] = {}
     differing: set[tuple[str, str]] = set()
-    for instruction in instructions:
-        for key, array in _keyed(instruction):
-            if key not in differing and not _same_bits(first.setdefault(key, array), array):
-                differing.add(key)
+    for records in clients:
+        for record, arrays in records.items():
+            for name, array in arrays.items():
+                key = record, name
+                if key not in differing and not _same_bits(first.setdefault(key, array), array):
+                    differing.add(key)
     return {key: array for key, array in first.items() if key not in differing}
 
 
@@ -176,42 +180,65 @@ def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
     return np.array_equal(left[:_AT_ONCE], right[:_AT_ONCE]) and np.array_equal(left, right)
 
 
-def _kind_of_arrays(arrays: Arrays) -> tuple[Any, ...]:
-    return tuple((name, array.shape, array.dtype) for name, array in arrays.items())
-
-
-def _kind_of_instruction(instruction: ClientInstruction) -> tuple[Any, ...]:
-    groups = tuple((g, _kind_of_arrays(arrays)) for g, arrays in instruction.groups.items())
-    config = instruction.config
-    return groups, tuple(config), tuple(map(type, config.values()))
-
-
-def _split(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return the settings that are the same in all, and lists of the others."""
-    common: dict[str, Any] = {}
-    columns: dict[str, list[Any]] = {}
-    for name, first in configs[0].items():
-        values = [config[name] for config in configs]
-        # 0.0 == -0.0, so zeros are a column.
-        if (first or not isinstance(first, float)) and values.count(first) == len(values):
-            common[name] = first
-        else:
-            columns[name] = values
-    return common, columns
+def _pack_blocks(
+    content: RecordDict,
+    records: Mapping[int, Mapping[str, Arrays]],
+    values: Mapping[int, Mapping[str, Any]],
+    common: Container[tuple[str, str]],
+) -> None:
+    """Add the blocks of some clients, given their arrays by record and name, and their values."""
+    for number, clients in enumerate(_blocks(records, values, common)):
+        shared, columns = _split([values[client] for client in clients])
+        content[f"{CONFIG}@{number}"] = ConfigRecord(shared)
+        content[f"{CLIENTS}@{number}"] = ConfigRecord({CLIENT_IDS: clients, **columns})
+        for record, names in records[clients[0]].items():
+            rows = {
+                name: _array_of([records[client][record][name] for client in clients])
+                for name in names
+                if (record, name) not in common
+            }
+            if rows:
+                content[f"{record}@{number}"] = ArrayRecord(rows)
 
 
 def _blocks(
-    kinds: Mapping[int, object], own: Callable[[int], Iterable[NDArray[Any]]]
+    records: Mapping[int, Mapping[str, Arrays]],
+    values: Mapping[int, Mapping[str, Any]],
+    common: Container[tuple[str, str]],
 ) -> Iterator[list[int]]:
     """Yield the clients of each block: those of one kind, or one whose own arrays are large."""
     alike: dict[object, list[int]] = {}
-    for client, kind in kinds.items():
+    for client, of_client in records.items():
+        own = [
+            (record, name, array.shape, array.dtype)
+            for record, arrays in of_client.items()
+            for name, array in arrays.items()
+        ]
+        said = values[client]
+        kind = tuple(own), tuple(said), tuple(map(type, said.values())), said.get(GROUPS)
         alike.setdefault(kind, []).append(client)
     for clients in alike.values():
-        if sum(array.nbytes for array in own(clients[0])) < LARGE:
-            yield clients
+        num_bytes = sum(
+            array.nbytes
+            for record, arrays in records[clients[0]].items()
+            for name, array in arrays.items()
+            if (record, name) not in common
+        )
+        yield from [clients] if num_bytes < LARGE else ([client] for client in clients)
+
+
+def _split(all_values: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return the values that are the same for all clients, and lists of the others."""
+    shared: dict[str, Any] = {}
+    columns: dict[str, list[Any]] = {}
+    for name, first in all_values[0].items():
+        column = [values[name] for values in all_values]
+        # 0.0 == -0.0, so zeros are a column.
+        if (first or not isinstance(first, float)) and column.count(first) == len(column):
+            shared[name] = first
         else:
-            yield from ([client] for client in clients)
+            columns[name] = column
+    return shared, columns
 
 
 def _array_of(rows: Sequence[NDArray[Any]]) -> Array:
@@ -221,6 +248,9 @@ def _array_of(rows: Sequence[NDArray[Any]]) -> Array:
     shape, dtype = (len(rows), *rows[0].shape), rows[0].dtype
     parts: list[Any] = [npy_header(shape, dtype), *map(np.ascontiguousarray, rows)]
     return Array(dtype=str(dtype), shape=shape, stype="numpy.ndarray", data=b"".join(parts))
+
+
+# --- Unpacking ----------------------------------------------------------------------------------
 
 
 def unpack_instructions(content: RecordDict) -> Iterator[tuple[int | None, ClientInstruction]]:
@@ -233,163 +263,33 @@ def unpack_instructions(content: RecordDict) -> Iterator[tuple[int | None, Clien
     ValueError
         If the message is not one of this library's or of `FedAvg`'s layout.
     """
-    for key, record in content.items():
-        name, at, number = key.partition("@")
-        if not isinstance(record, ConfigRecord):
-            continue
-        if key == CONFIG:
-            groups = {}
-            for position, group in enumerate(parse_groups(record) or {ARRAYS: None}):
-                groups[group] = _common(content, _record(position, group))
-            config: dict[str, Any] = dict(record)
-            yield None, ClientInstruction(groups, config)
-        elif at and name == CLIENTS:
-            yield from _unpack_block(content, record, number)
-
-
-def _common(content: RecordDict, key: str) -> Arrays:
-    if not isinstance(record := content.get(key), ArrayRecord):
-        raise ValueError(f"The message lacks the ArrayRecord {brief(repr(key))}. {VERSIONS}")
-    return views(record)
-
-
-def _unpack_block(
-    content: RecordDict, record: ConfigRecord, number: str
-) -> Iterator[tuple[int, ClientInstruction]]:
-    clients, columns = _read_clients(record)
-    settings = content.get(f"{CONFIG}@{number}")
-    config: dict[str, Any] = dict(settings) if isinstance(settings, ConfigRecord) else {}
-    if (groups := parse_groups(config)) is None:
-        raise ValueError(f"The message lacks the groups of 'config@{brief(number)}'. {VERSIONS}")
-    by_group: dict[str, Iterable[Arrays]] = {}
-    for position, (group, names) in enumerate(groups.items()):
-        key = _record(position, group)
-        blocks = _read_blocks(content.get(f"{key}@{number}"), len(clients))
-        rows: dict[str, Iterable[NDArray[Any]]] = {
-            name: _rows_of(block) for name, block in blocks.items()
-        }
-        if missing := [name for name in names if name not in rows]:
-            shared = _common(content, key)
-            if absent := [name for name in missing if name not in shared]:
+    alone, blocks = _in_blocks(content)
+    if isinstance(record := alone.get(CONFIG), ConfigRecord):
+        groups = {}
+        for position, group in enumerate(parse_groups(record) or {ARRAYS: None}):
+            groups[group] = _shared_arrays(alone, _record(position, group))
+        config: dict[str, Any] = dict(record)
+        yield None, ClientInstruction(groups, config)
+    for block in blocks.values():
+        clients = _read_clients(block)
+        all_values = _read_values(block, clients)
+        if not all_values or (names_of := parse_groups(all_values[0])) is None:
+            raise ValueError(f"The message lacks the groups of clients {clients}. {VERSIONS}")
+        by_group: list[Iterator[Arrays]] = []
+        for position, (group, names) in enumerate(names_of.items()):
+            key = _record(position, group)
+            rows = _read_rows(block.get(key), len(clients))
+            shared = _shared_arrays(alone, key) if set(names) - rows.keys() else {}
+            if absent := [name for name in names if name not in rows and name not in shared]:
                 raise ValueError(
-                    f"The message lacks the arrays {brief(listing(absent))} of {brief(repr(key))}. "
-                    f"{VERSIONS}"
+                    f"The message lacks the arrays {brief(listing(absent))} of "
+                    f"{brief(repr(key))}. {VERSIONS}"
                 )
-            rows |= {name: repeat(shared[name]) for name in missing}
-        by_group[group] = _by_client({name: rows[name] for name in names})
-    for client, values, *arrays in zip(
-        clients, _by_client(columns), *by_group.values(), strict=False
-    ):
-        yield client, ClientInstruction(dict(zip(by_group, arrays, strict=True)), config | values)
-
-
-def _read_clients(record: object) -> tuple[list[int], dict[str, list[Any]]]:
-    """Return the clients of a block, and the lists with an entry for each.
-
-    Raises
-    ------
-    ValueError
-        If the record is none of a block.
-    """
-    columns: dict[str, Any] = dict(record) if isinstance(record, ConfigRecord) else {}
-    clients = columns.pop(CLIENT_IDS, None)
-    if not isinstance(clients, list) or not all(map(is_client_id, clients)):
-        raise ValueError(
-            f"the clients of a block are {brief(repr(clients))}, expected a list of ids"
-        )
-    _check_columns(columns, len(clients))
-    return clients, columns
-
-
-def _check_columns(columns: Mapping[str, Any], count: int) -> None:
-    for name, column in columns.items():
-        if not isinstance(column, list) or len(column) != count:
-            found = f"{len(column)} values" if isinstance(column, list) else "one value"
-            raise ValueError(f"{brief(repr(name))} has {found} for {count} clients")
-
-
-def _by_client(columns: Mapping[str, Iterable[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each client; without any columns, empty ones for ever."""
-    if not columns:
-        return repeat({})
-    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False))
-
-
-def _read_blocks(blocks: object, count: int) -> Arrays:
-    """Return the blocks of a record by name, each an array of `count` rows.
-
-    Those of a single client have no rows in the message.
-
-    Raises
-    ------
-    ValueError
-        If an array has another number of rows, or cannot be read.
-    """
-    found = views(blocks) if isinstance(blocks, ArrayRecord) else {}
-    if count == 1:
-        return {name: array[None] for name, array in found.items()}
-    for name, block in found.items():
-        if block.shape[:1] != (count,):
-            raise ValueError(
-                f"the block of {brief(repr(name))} has the shape {brief(str(block.shape))} for "
-                f"{count} clients"
+            by_group.append(
+                _by_client({n: rows[n] if n in rows else repeat(shared[n]) for n in names})
             )
-    return found
-
-
-def _rows_of(block: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return the rows of a block as arrays, those of single numbers as well."""
-    return list(block) if block.ndim > 1 else [block[row, ...] for row in range(len(block))]
-
-
-# --- Replies ------------------------------------------------------------------------------------
-
-
-def pack_replies(replies: Mapping[Any, RawReply]) -> RecordDict:
-    """Put the replies of one node's clients into the content of one message.
-
-    Parameters
-    ----------
-    replies : mapping of (int or None) to RawReply
-        By client; that of a node's only one is under None. Their arrays hold real numbers.
-    """
-    if None in replies:
-        return _of_the_only_client(replies[None])
-    content = RecordDict()
-    kinds = {client: _kind_of_reply(reply) for client, reply in replies.items()}
-    arrays = {client: reply.arrays or {} for client, reply in replies.items()}
-    for number, clients in enumerate(_blocks(kinds, lambda client: arrays[client].values())):
-        some = [replies[client] for client in clients]
-        said: dict[str, Any] = {CLIENT_IDS: clients}
-        if some[0].error is not None:
-            said[ERROR] = [reply.error for reply in some]
-        content[f"{CLIENTS}@{number}"] = ConfigRecord(said)
-        if some[0].error is None:
-            if names := arrays[clients[0]]:
-                rows = {name: _array_of([arrays[c][name] for c in clients]) for name in names}
-                content[f"{ARRAYS}@{number}"] = ArrayRecord(rows)
-            metrics: dict[str, Any] = {
-                name: [reply.metrics[name] for reply in some] for name in some[0].metrics
-            }
-            content[f"{METRICS}@{number}"] = MetricRecord(metrics)
-    return content
-
-
-def _of_the_only_client(reply: RawReply) -> RecordDict:
-    content = RecordDict()
-    if reply.error is not None:
-        return RecordDict({ERROR: ConfigRecord({"reason": reply.error})})
-    if reply.arrays is not None:
-        content[ARRAYS] = to_array_record(reply.arrays)
-    content[METRICS] = MetricRecord(reply.metrics)
-    return content
-
-
-def _kind_of_reply(reply: RawReply) -> tuple[Any, ...]:
-    if reply.error is not None:
-        return ()
-    arrays = None if reply.arrays is None else _kind_of_arrays(reply.arrays)
-    return arrays, tuple(reply.metrics), tuple(map(type, reply.metrics.values()))
+        for client, values, *arrays in zip(clients, all_values, *by_group, strict=False):
+            yield client, ClientInstruction(dict(zip(names_of, arrays, strict=True)), values)
 
 
 def unpack_replies(content: RecordDict) -> Iterator[tuple[int | None, RawReply]]:
@@ -400,15 +300,97 @@ def unpack_replies(content: RecordDict) -> Iterator[tuple[int | None, RawReply]]
     client, whose own choice of record names is accepted where there is no doubt (one
     `ArrayRecord`, one `MetricRecord`), as `FedAvg` does.
     """
-    blocks: dict[str, dict[str, Any]] = {}
-    alone: dict[str, Any] = {}
-    for key, record in content.items():
-        name, at, number = key.partition("@")
-        (blocks.setdefault(number, {}) if at else alone)[name] = record
+    alone, blocks = _in_blocks(content)
     if alone or not blocks:
         yield None, _read_reply(alone)
     for block in blocks.values():
-        yield from _read_block_of_replies(block)
+        try:
+            clients = _read_clients(block)
+        except ValueError as unreadable:
+            yield None, RawReply(error=str(unreadable))
+            continue
+        try:
+            all_values = _read_values(block, clients)
+            rows = _by_client(_read_rows(block.get(ARRAYS), len(clients)))
+        except ValueError as unreadable:
+            rows, all_values = repeat({}), [{ERROR: str(unreadable)}] * len(clients)
+        for client, arrays, values in zip(clients, rows, all_values, strict=False):
+            if isinstance(error := values.get(ERROR), str):
+                yield client, RawReply(error=brief(error))
+            else:
+                yield client, RawReply(arrays or None, values)
+
+
+def _in_blocks(content: RecordDict) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the records of no block, and those of each block under the names before its "@"."""
+    alone: dict[str, Any] = {}
+    blocks: dict[str, dict[str, Any]] = {}
+    for key, record in content.items():
+        name, at, number = key.partition("@")
+        (blocks.setdefault(number, {}) if at else alone)[name] = record
+    return alone, blocks
+
+
+def _shared_arrays(records: Mapping[str, Any], key: str) -> Arrays:
+    if not isinstance(record := records.get(key), ArrayRecord):
+        raise ValueError(f"The message lacks the ArrayRecord {brief(repr(key))}. {VERSIONS}")
+    return views(record)
+
+
+def _read_clients(block: Mapping[str, Any]) -> list[int]:
+    """Return the clients of a block; raise ValueError if it does not say whose it is."""
+    record = block.get(CLIENTS)
+    clients = record.get(CLIENT_IDS) if isinstance(record, ConfigRecord) else None
+    if not isinstance(clients, list) or not all(map(is_client_id, clients)):
+        raise ValueError(
+            f"the clients of a block are {brief(repr(clients))}, expected a list of ids"
+        )
+    return clients
+
+
+def _read_values(block: Mapping[str, Any], clients: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the values of each client; raise ValueError if a list has not one for each."""
+    columns: dict[str, Any] = dict(block[CLIENTS])
+    del columns[CLIENT_IDS]
+    for name, column in columns.items():
+        if not isinstance(column, list) or len(column) != len(clients):
+            found = f"{len(column)} values" if isinstance(column, list) else "one value"
+            raise ValueError(f"{brief(repr(name))} has {found} for {len(clients)} clients")
+    record = block.get(CONFIG)
+    shared: dict[str, Any] = dict(record) if isinstance(record, ConfigRecord) else {}
+    return [shared | own for _, own in zip(clients, _by_client(columns), strict=False)]
+
+
+def _by_client(columns: Mapping[str, Iterable[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield a dict for each client; without any columns, empty ones for ever."""
+    if not columns:
+        return repeat({})
+    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False))
+
+
+def _read_rows(record: object, count: int) -> dict[str, list[NDArray[Any]]]:
+    """Return the arrays of a block by name: a row for each of `count` clients.
+
+    That of a single client has no rows in the message.
+
+    Raises
+    ------
+    ValueError
+        If an array has another number of rows, or cannot be read.
+    """
+    found = views(record) if isinstance(record, ArrayRecord) else {}
+    if count == 1:
+        return {name: [array] for name, array in found.items()}
+    for name, block in found.items():
+        if block.shape[:1] != (count,):
+            raise ValueError(
+                f"the block of {brief(repr(name))} has the shape {brief(str(block.shape))} for "
+                f"{count} clients"
+            )
+    return {  # numbers as arrays, too
+        name: list(block) if block.ndim > 1 else [block[row, ...] for row in range(count)]
+        for name, block in found.items()
+    }
 
 
 def _read_reply(records: Mapping[str, Any]) -> RawReply:
@@ -427,31 +409,3 @@ def _read_reply(records: Mapping[str, Any]) -> RawReply:
     except ValueError as unreadable:
         return RawReply(None, metrics, str(unreadable))
     return RawReply(arrays, metrics)
-
-
-def _read_block_of_replies(records: Mapping[str, Any]) -> Iterator[tuple[int | None, RawReply]]:
-    try:
-        clients, columns = _read_clients(records.get(CLIENTS))
-    except ValueError as unreadable:
-        yield None, RawReply(error=str(unreadable))
-        return
-    if (reasons := columns.get(ERROR)) is not None:
-        for client, reason in zip(clients, reasons, strict=True):
-            yield client, RawReply(error=brief(str(reason)))
-        return
-    try:
-        if not isinstance(record := records.get(METRICS), MetricRecord):
-            raise ValueError("its node replied without metrics")
-        metrics: dict[str, Any] = dict(record)
-        _check_columns(metrics, len(clients))
-        arrays = records.get(ARRAYS)
-        blocks = _read_blocks(arrays, len(clients))
-    except ValueError as unreadable:
-        for client in clients:
-            yield client, RawReply(error=str(unreadable))
-        return
-    rows = (
-        repeat(None) if arrays is None else _by_client({n: _rows_of(b) for n, b in blocks.items()})
-    )
-    for client, own, values in zip(clients, rows, _by_client(metrics), strict=False):
-        yield client, RawReply(own or None, values)

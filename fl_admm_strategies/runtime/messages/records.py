@@ -204,7 +204,12 @@ def who_lost(error: str) -> int | None:
 
 def groups_setting(groups: Mapping[str, Arrays]) -> str:
     """Return the setting ``groups``, which `parse_groups` reads."""
-    return to_json({name: list(arrays) for name, arrays in groups.items()})
+    return _groups_text(tuple((group, tuple(arrays)) for group, arrays in groups.items()))
+
+
+@lru_cache(maxsize=64)
+def _groups_text(groups: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
+    return to_json(dict(groups))
 
 
 def parse_groups(config: Mapping[str, Any]) -> dict[str, list[str]] | None:

@@ -1,7 +1,7 @@
 """Which method made a message: the stamp that instructions and replies carry.
 
-It is a number among the settings or metrics, ``{"made-by.FPFC": 1}``: the name of the method, and
-the version of its messages. Numbers travel under both of Flower's APIs and in every kind of client.
+It is a number among the settings or metrics, ``{"made-by.FPFC": 1}``. Numbers travel under both of
+Flower's APIs and in every kind of client.
 """
 
 from __future__ import annotations
@@ -11,11 +11,7 @@ from typing import Any
 
 from .records import brief
 
-VERSION = 1
-"""Of the messages; another one is not understood."""
-
 _PREFIX = "made-by."
-_INSTALL = "Install the same version of fl-admm-strategies on both sides."
 
 
 class WrongMakerError(ValueError):
@@ -36,7 +32,7 @@ def made_by(method: str) -> dict[str, int]:
     --------
     >>> metrics = {"loss": 0.3, **made_by("FPFC")}
     """
-    return {f"{_PREFIX}{method}": VERSION}
+    return {f"{_PREFIX}{method}": 1}
 
 
 def is_stamp(name: str) -> bool:
@@ -44,9 +40,9 @@ def is_stamp(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
-def makers_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the methods that a message's settings or metrics name, with their versions."""
-    return {name.removeprefix(_PREFIX): record[name] for name in record if is_stamp(name)}
+def makers_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the methods that a message's settings or metrics name."""
+    return sorted(name.removeprefix(_PREFIX) for name in record if is_stamp(name))
 
 
 def declared_method(strategy: type) -> str | None:
@@ -84,15 +80,10 @@ def check_reply_maker(metrics: Mapping[str, Any], method: str | None) -> None:
         If it is not; the message says which client is expected, and what to change.
     """
     found = makers_of(metrics)
-    if method is None or found.get(method) == VERSION:
+    if method is None or method in found:
         return
-    if method in found:
-        raise WrongMakerError(
-            f"its reply is of version {found[method]!s:.20} of {method}'s messages, expected "
-            f"{VERSION}. {_INSTALL}"
-        )
     if found:
-        others = brief(" and ".join(sorted(found)))
+        others = brief(" and ".join(found))
         raise WrongMakerError(
             f"its reply was made by a client of {others}, expected {client_of(method)}: use "
             f"{client_of(method)} for the clients, or the strategy {others}."
@@ -128,19 +119,14 @@ def check_instruction_maker(
     """
     found = makers_of(config)
     if method in found:
-        if found[method] != VERSION:
-            raise WrongMakerError(
-                f"The message is of version {found[method]} of {method}'s, {client} speaks "
-                f"{VERSION}. {_INSTALL}"
-            )
-    elif found:
-        others = " and ".join(sorted(found))
+        return
+    if found:
         raise WrongMakerError(
-            f"{client} is the client of the strategy {strategy}, but the message is from {others}: "
-            f"use {' or '.join(map(client_of, sorted(found)))} for the clients, or {strategy} for "
-            "the strategy."
+            f"{client} is the client of the strategy {strategy}, but the message is from "
+            f"{' and '.join(found)}: use {' or '.join(map(client_of, found))} for the clients, or "
+            f"{strategy} for the strategy."
         )
-    elif method is not None and not ours:
+    if method is not None and not ours:
         raise WrongMakerError(
             f"{client} is the client of the strategy {strategy}, but the message is from another, "
             f"such as Flower's FedAvg: use {strategy} for the strategy, or SGDClient (or a client "
