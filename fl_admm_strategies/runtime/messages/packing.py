@@ -340,12 +340,13 @@ def _shared_arrays(records: Mapping[str, Any], key: str) -> Arrays:
 def _read_clients(block: Mapping[str, Any]) -> list[int]:
     """Return the clients of a block; raise ValueError if it does not say whose it is."""
     record = block.get(CLIENTS)
-    clients = record.get(CLIENT_IDS) if isinstance(record, ConfigRecord) else None
+    clients: Any = record.get(CLIENT_IDS) if isinstance(record, ConfigRecord) else None
     if not isinstance(clients, list) or not all(map(is_client_id, clients)):
         raise ValueError(
             f"the clients of a block are {brief(repr(clients))}, expected a list of ids"
         )
-    return clients
+    found: list[int] = clients
+    return found
 
 
 def _read_values(block: Mapping[str, Any], clients: Sequence[int]) -> list[dict[str, Any]]:
