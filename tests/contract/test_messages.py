@@ -75,11 +75,10 @@ def test_a_model_beyond_the_range_is_refused_before_anything_is_sent() -> None:
 
 def test_an_upload_beyond_the_range_is_refused_by_name(warned: Warned) -> None:
     class Growing(FPFCClient):
-        def train(self, asked: Any, config: Any) -> Any:
-            upload, metrics = super().train(asked, config)
+        def changed(self, upload: Any, reference: Any, config: Any) -> Any:
             if self.context.node_config["partition-id"] == 1 and config["server-round"] == 2:
-                upload["head.bias"][0] = -1e5
-            return upload, metrics
+                upload["head.bias"] = np.full_like(upload["head.bias"], -1e5)
+            return super().changed(upload, reference, config)
 
     strategy = FPFC(SmoothedSCAD(0.5), wire_dtype="float16", fraction_evaluate=0)
     strategy.start(Federation(client_app(client_fn_of(Growing)), 3), initial_arrays(), 3)
