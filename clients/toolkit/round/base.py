@@ -223,22 +223,12 @@ class MethodClient(NumPyClient, Generic[Asked]):
 
     def check_sender(self, config: Scalars) -> None:
         """Raise ValueError if a message is from another strategy than this client's."""
-        groups = wire.parse_groups(config) or [wire.ARRAYS]  # FedAvg does not name its model
-        check_instruction_maker(
-            config,
-            self.method(),
-            client=type(self).__name__,
-            strategy=self.strategy.__name__,
-            ours=wire.ARRAYS not in groups,
-        )
+        check_instruction_maker(config, type(self).__name__, self.strategy)
 
     def stamp(self) -> Scalars:
         """Return what says in the metrics of a reply which method made it."""
-        return {} if (method := self.method()) is None else {**made_by(method)}
-
-    def method(self) -> str | None:
-        """Return the strategy's `method`; None for one that takes any client, such as FedAvg."""
-        return getattr(self.strategy, "method", None)
+        method = getattr(self.strategy, "method", None)  # None takes any client, as FedAvg does
+        return {} if method is None else {**made_by(method)}
 
     def answer_about_names(self, names: list[str]) -> Arrays:
         """Return what the server wants to know of its initial arrays: here, that all are trained.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_positive
-from fl_admm_strategies.runtime.messages.records import STEP_SUM, brief, parse_groups, split_groups
+from fl_admm_strategies.runtime.messages.records import STEP_SUM, parse_groups, split_groups
 
 from ..data import batches
 from ..data.batches import Loader, SplitBatch
@@ -295,10 +295,6 @@ class TorchClient(MethodClient[Asked]):
         """Return what of the model travels, by name; see `ModelArrays`."""
         return self.model_arrays.read(to_send=self.only_reads)
 
-    def buffers(self) -> Arrays:
-        """Return the buffers among them."""
-        return self.model_arrays.read(self.model_arrays.buffers)
-
     def buffer_names(self) -> list[str]:
         """Return their names."""
         return self.model_arrays.buffers
@@ -548,13 +544,7 @@ def find_device(device: str | torch.device) -> torch.device:
     usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if device == "auto":
         return torch.device(next((kind for kind, there in usable.items() if there), "cpu"))
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"device is {device!r}, expected 'auto', 'cpu', 'cuda', 'cuda:1', 'mps' or another of "
-            f"PyTorch's. {brief(str(error))}"
-        ) from None
+    found = torch.device(device)
     if not usable.get(found.type, True):
         raise ValueError(
             f"device is '{found}', which PyTorch does not find in this process. Take 'auto' or "

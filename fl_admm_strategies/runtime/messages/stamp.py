@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .records import brief
+from .records import ARRAYS, brief, parse_groups
 
 _PREFIX = "made-by."
 
@@ -96,39 +96,36 @@ def check_reply_maker(metrics: Mapping[str, Any], method: str | None) -> None:
     )
 
 
-def check_instruction_maker(
-    config: Mapping[str, Any], method: str | None, *, client: str, strategy: str, ours: bool
-) -> None:
+def check_instruction_maker(config: Mapping[str, Any], client: str, strategy: Any) -> None:
     """Check that an instruction is one that a client can follow.
 
     Parameters
     ----------
     config : mapping
         The settings that came with it.
-    method : str or None
-        What the client's replies are stamped with; None: nothing.
-    client, strategy : str
-        The classes of the client and of its strategy.
-    ours : bool
-        Whether the message has the form of this library's.
+    client : str
+        The client's class.
+    strategy : type
+        The class of its strategy.
 
     Raises
     ------
     WrongMakerError
         If it is not; the message says which strategy the client belongs to.
     """
+    method, name = getattr(strategy, "method", None), strategy.__name__
     found = makers_of(config)
     if method in found:
         return
     if found:
         raise WrongMakerError(
-            f"{client} is the client of the strategy {strategy}, but the message is from "
+            f"{client} is the client of the strategy {name}, but the message is from "
             f"{' and '.join(found)}: use {' or '.join(map(client_of, found))} for the clients, or "
-            f"{strategy} for the strategy."
+            f"{name} for the strategy."
         )
-    if method is not None and not ours:
+    if method is not None and ARRAYS in (parse_groups(config) or [ARRAYS]):  # as FedAvg has it
         raise WrongMakerError(
-            f"{client} is the client of the strategy {strategy}, but the message is from another, "
-            f"such as Flower's FedAvg: use {strategy} for the strategy, or SGDClient (or a client "
-            "of your own) for the clients of FedAvg."
+            f"{client} is the client of the strategy {name}, but the message is from another, "
+            f"such as Flower's FedAvg: use {name} for the strategy, or SGDClient (or a client of "
+            "your own) for the clients of FedAvg."
         )

@@ -134,7 +134,7 @@ class Layout:
         intake: ReplyValidation,
         clients: Sequence[int],
     ) -> None:
-        """Ask some clients what they train, and the others if none of these answers usably.
+        """Ask some clients what they train.
 
         If there is only one array, it is trained and nobody is asked.
 
@@ -155,22 +155,19 @@ class Layout:
             return
         question = ClientInstruction({"nothing": {}}, {NAMES: to_json(names)})
         spec: Spec = {ROLES: entry, CHECKSUMS: entry}
-        for some in filter(None, (clients[:_ASKED], clients[_ASKED:])):
-            asked = complete(dict.fromkeys(some, question), spec)
-            replies = intake.accept(0, exchange(asked, MessageType.TRAIN), spec, optional=True)
-            usable = {}
-            for client, reply in replies.replies.items():
-                try:
-                    self.check(reply.arrays[ROLES])
-                except ValueError as error:
-                    intake.refuse(0, client, str(error))
-                else:
-                    usable[client] = reply
-            if usable:
-                for client, reason in self.learn(usable).items():
-                    intake.refuse(0, client, reason)
-                return
-        log(INFO, "No client says what it trains: floats are, less a batch norm's statistics")
+        asked = complete(dict.fromkeys(clients[:_ASKED], question), spec)
+        replies = intake.accept(0, exchange(asked, MessageType.TRAIN), spec, optional=True).replies
+        for client, reply in [*replies.items()]:
+            try:
+                self.check(reply.arrays[ROLES])
+            except ValueError as error:
+                del replies[client]
+                intake.refuse(0, client, str(error))
+        if not replies:
+            log(INFO, "No client says what it trains: floats are, less a batch norm's statistics")
+            return
+        for client, reason in self.learn(replies).items():
+            intake.refuse(0, client, reason)
 
     def check(self, roles: NDArray[np.int64]) -> None:
         """Raise ValueError unless an answer can be true of these arrays."""
