@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from numpy.testing import assert_array_equal
 
 from fl_admm_strategies.runtime.messages.packing import (
     LARGE,
@@ -26,18 +25,11 @@ from fl_admm_strategies.runtime.messages.records import (
     to_array_record,
     who_lost,
 )
+from tests.support.federation import assert_same_bits
 from tests.support.refusals import names, refused
 
 ANCHOR = {"w": np.array([[1.0, 2.0]], dtype=np.float32), "n": np.array(7, dtype=np.int64)}
 START = {"w": np.array([[3.0, 4.0]], dtype=np.float32)}
-
-
-def assert_same_arrays(actual: Any, expected: Any) -> None:
-    assert list(actual) == list(expected)
-    for name, array in expected.items():
-        assert actual[name].dtype == array.dtype
-        assert actual[name].shape == array.shape
-        assert_array_equal(actual[name], array)
 
 
 def assert_round_trip(instructions: dict[int, ClientInstruction]) -> RecordDict:
@@ -47,7 +39,7 @@ def assert_round_trip(instructions: dict[int, ClientInstruction]) -> RecordDict:
     for client, instruction in instructions.items():
         assert list(unpacked[client].groups) == list(instruction.groups)
         for group, arrays in instruction.groups.items():
-            assert_same_arrays(unpacked[client].groups[group], arrays)
+            assert_same_bits(unpacked[client].groups[group], arrays)
         found, expected = unpacked[client].config, instruction.full_config()
         assert found == expected
         assert {k: (type(v), repr(v)) for k, v in found.items()} == {
@@ -85,7 +77,7 @@ def test_numpy_scalars_are_told_apart(hosted: bool) -> None:
 def test_an_array_has_the_bytes_that_flower_gives_it(array: np.ndarray) -> None:
     (found,) = to_array_record({"a": array}).values()
     assert found == Array(array)
-    assert_same_arrays(from_array_record(ArrayRecord({"a": found})), {"a": array})
+    assert_same_bits(from_array_record(ArrayRecord({"a": found})), {"a": array})
     assert from_array_record(ArrayRecord({"a": found}))["a"].flags.writeable
 
 
@@ -93,7 +85,7 @@ def test_an_instruction_of_plain_fedavg_is_one_group() -> None:
     content = RecordDict({"arrays": to_array_record(ANCHOR), "config": ConfigRecord({"lr": 0.5})})
     ((label, instruction),) = unpack_instructions(content)
     assert label is None
-    assert_same_arrays(next(iter(instruction.groups.values())), ANCHOR)
+    assert_same_bits(next(iter(instruction.groups.values())), ANCHOR)
     assert [array.shape for array in instruction.flat()] == [(1, 2), ()]
     assert instruction.upload_names() == ["w", "n"]
 
@@ -166,7 +158,7 @@ def test_large_arrays_are_not_copied_into_a_block() -> None:
     for client, found in unpack_replies(content):
         assert client is not None
         assert found.arrays is not None
-        assert_same_arrays(found.arrays, uploads[client])
+        assert_same_bits(found.arrays, uploads[client])
 
     asked = {
         client: ClientInstruction({"model": {"V": np.arange(size), "w": arrays["w"]}})
@@ -247,7 +239,7 @@ def test_replies_come_back_as_they_were_packed() -> None:
         if reply.arrays is None:
             assert found.arrays is None
         else:
-            assert_same_arrays(found.arrays, reply.arrays)
+            assert_same_bits(found.arrays, reply.arrays)
 
 
 def changed(name: str, key: str, value: Any) -> Callable[[RecordDict], object]:
@@ -305,7 +297,7 @@ def test_a_strangers_record_names_are_accepted_where_there_is_no_doubt() -> None
     content = RecordDict({"model": to_array_record(ANCHOR), "report": MetricRecord({"n": 1})})
     ((label, reply),) = unpack_replies(content)
     assert label is None
-    assert_same_arrays(reply.arrays, ANCHOR)
+    assert_same_bits(reply.arrays, ANCHOR)
     assert reply.metrics == {"n": 1}
 
 
