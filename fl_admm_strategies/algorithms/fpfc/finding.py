@@ -49,16 +49,14 @@ class OneModel(Stage):
 
         Of many clients most have not seen omega^0, so a new one starts at the mean, without a pull.
         """
-        held_out, messages = self.fpfc.hold_out(now.sampled), {}
         pairs, members = self.fpfc.state.pairs, self.fpfc.membership
         mean, are_many = pairs.omega.mean(axis=0), len(members) > VOTERS
-        for client in now.sampled:
-            fields = held_out[client]
-            if client not in members or (are_many and members.is_new(client)):
-                messages[client] = now.alone(client, mean, HoldOutInstruction, **fields)
-            else:
-                messages[client] = now.pulled(client, mean, pairs.rho, HoldOutInstruction, **fields)
-        return messages
+        zeta = {
+            client: mean
+            for client in now.sampled
+            if client in members and not (are_many and members.is_new(client))
+        }
+        return now.fusion(now.sampled, zeta, HoldOutInstruction, self.fpfc.hold_out(now.sampled))
 
     def take(self, server_round: int, replies: Replies) -> Next:
         """Count the rounds; after the last, the mean of the omega_i is where all set out."""

@@ -44,7 +44,7 @@ from .messages import CLUSTER_FIRST, KINDS, MEAN_DUAL, LateInstruction
 from .newcomers import FPFCNewcomers
 from .path import LambdaPath, PathProgress
 from .search import GroupSearch
-from .source import FixedPenalty, FPFCState, FusionStrategy, Messages, PenaltySource, Round, scad
+from .source import FPFCState, FusionStrategy, Messages, PenaltySource, Round, scad
 
 GivenPenalty = Penalty | LambdaPath | Literal["auto"]
 
@@ -178,7 +178,7 @@ class FPFC(FusionStrategy):
         if isinstance(self.penalty, LambdaPath):
             return PathProgress(self, self.penalty)
         if self.penalty != "auto":  # a penalty holds far clients off by itself
-            return FixedPenalty(self, self.penalty)
+            return PenaltySource(self, self.penalty)
         if self.max_norm is None:
             self.run.limit = UploadLimit(
                 self, "auto", is_loose=self._is_settled, is_free=self._is_late

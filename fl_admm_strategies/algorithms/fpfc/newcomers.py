@@ -131,13 +131,11 @@ class FPFCNewcomers(StatefulStrategy):
     def init_state(self, arrays: Arrays) -> FPFCNewcomersState:
         """Start every new client at the initial model, with the shared arrays of the run."""
         before = list(self.existing.personal.values())
-        known = spec_of(before[0])
-        for name, (shape, dtype) in spec_of(arrays).items():
-            if (was := known.get(name)) != (shape, dtype):
-                raise ValueError(
-                    f"The new clients' '{name}' is {dtype} of shape {shape}, that of the clients "
-                    f"before is {was}. Give new clients the model of the run that they join."
-                )
+        if spec_of({name: before[0].get(name, np.zeros(0)) for name in arrays}) != spec_of(arrays):
+            raise ValueError(
+                "The new clients' model is not that of the run: its arrays have other names, "
+                "shapes or dtypes. Give new clients the model of the run that they join."
+            )
         self._block = Block.named("clustered", self._pattern, arrays, self.trained)
         self._buffers = OwnBuffers(arrays, self.trained)
         self._shared = {name: before[0][name] for name in self._block.rest(arrays)}

@@ -123,10 +123,8 @@ class PathTaken:
         The validation metric at the end of every stage; NaN where there was none.
     last_rounds : ndarray of int, shape (S,)
         The last round of every stage; 0 where it has not ended.
-    labels : ndarray of int, shape (m, S)
-        The cluster of every client at the end of every stage; -1 where it was not there.
     num_groups : ndarray of int, shape (S,)
-        How many clusters that are; 0 where a stage has not ended.
+        The number of clusters at the end of every stage; 0 where it has not ended.
     """
 
     lams: NDArray[np.float64]
@@ -134,7 +132,6 @@ class PathTaken:
     chosen: int | None
     values: NDArray[np.float64]
     last_rounds: NDArray[np.int64]
-    labels: NDArray[np.int64]
     num_groups: NDArray[np.int64]
 
 
@@ -144,7 +141,7 @@ class PathState(Variables):
 
     Attributes
     ----------
-    values, last_rounds : ndarray of shape (S,)
+    values, last_rounds, num_groups : ndarray of shape (S,)
         See `PathTaken`.
     stage : int
         The place of the present lambda in the grid.
@@ -156,12 +153,11 @@ class PathState(Variables):
         The metric of the last round.
     validation, kept_validation : dict of int to float
         The metric that each client reported last; likewise, at the end of the stage before.
-    labels : dict of int to ndarray of shape (S,)
-        See `PathTaken`.
     """
 
     values: NDArray[np.float64]
     last_rounds: NDArray[np.int64]
+    num_groups: NDArray[np.int64]
     stage: int = 0
     rounds: int = 0
     calm: int = 0
@@ -169,7 +165,6 @@ class PathState(Variables):
     value: float = np.nan
     validation: dict[int, float] = field(default_factory=dict)
     kept_validation: dict[int, float] = field(default_factory=dict)
-    labels: dict[int, NDArray[np.int64]] = field(default_factory=dict)
 
 
 class PathProgress(PenaltySource):
@@ -185,9 +180,9 @@ class PathProgress(PenaltySource):
 
     def __init__(self, fpfc: FusionStrategy, path: LambdaPath) -> None:
         super().__init__(fpfc)
-        count = len(path.lams)
+        none = np.zeros(len(path.lams), dtype=np.int64)
         self.path = path
-        self.found = PathState(np.full(count, np.nan), np.zeros(count, dtype=np.int64))
+        self.found = PathState(np.full(len(none), np.nan), none, none.copy())
         self._kept: dict[str, NDArray[Any]] = {}  # the state at the end of the stage before
 
     @property
@@ -218,7 +213,7 @@ class PathProgress(PenaltySource):
         """Ask the sampled clients for (5), and for the metric of their uploads."""
         held_out = self.fpfc.hold_out(now.sampled)
         fields = {c: {**held_out[c], "monitor": self.path.monitor} for c in now.sampled}
-        return now.fusion(now.sampled, PathInstruction, fields)
+        return now.fusion(now.sampled, now.zeta(now.sampled), PathInstruction, fields)
 
     def after_round(self, server_round: int, replies: Replies) -> None:
         """Take in the clients' metrics, and go on to the next lambda if it is time to."""
@@ -239,8 +234,7 @@ class PathProgress(PenaltySource):
     def _end_stage(self, server_round: int) -> None:
         found, path, ended = self.found, self.path, self.found.stage
         found.values[ended], found.last_rounds[ended] = found.value, server_round
-        for client, label in zip(self.state.clients.ids, self.labels(), strict=True):
-            found.labels.setdefault(client, np.full(len(path.lams), -1))[ended] = label
+        found.num_groups[ended] = len(np.unique(self.labels()))
         if ended > 0 and path.is_better(found.values[ended - 1], found.value):
             found.chosen = found.stage = ended - 1
             self._put_back(server_round)
@@ -298,20 +292,10 @@ class PathProgress(PenaltySource):
 
     def report(self) -> dict[str, Any]:
         """Return the `PathTaken` so far."""
-        found, lams, ids = self.found, np.array(self.path.lams, float), self.state.clients.ids
-        unknown = np.full(len(lams), -1)
-        labels = np.array([found.labels.get(client, unknown) for client in ids])
-        return {
-            "path": PathTaken(
-                lams,
-                self.path.lams[found.stage],
-                None if self.is_searching else found.chosen,
-                found.values.copy(),
-                found.last_rounds.copy(),
-                labels,
-                np.array([len(np.unique(column[column >= 0])) for column in labels.T]),
-            )
-        }
+        found, lams = self.found, np.array(self.path.lams, dtype=np.float64)
+        chosen = None if self.is_searching else found.chosen
+        arrays = found.values.copy(), found.last_rounds.copy(), found.num_groups.copy()
+        return {"path": PathTaken(lams, self.path.lams[found.stage], chosen, *arrays)}
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the variables, and the kept state, as plain arrays."""

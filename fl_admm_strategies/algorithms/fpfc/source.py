@@ -1,4 +1,4 @@
-"""Where FPFC's penalty comes from: the interface of a penalty source, and the fixed penalty.
+"""Where FPFC's penalty comes from: the interface of a penalty source, with a given penalty.
 
 `FPFC` is one algorithm. A penalty of the user's, a search for groups (`search.GroupSearch`) and a
 path of lambdas (`path.PathProgress`) differ in what they answer as a `PenaltySource`: the messages,
@@ -166,55 +166,52 @@ class Round:
         **fields: Any,
     ) -> AnyMessage:
         """Return the message to train from a model without a pull."""
-        fields |= {"start": {}, "rule": FPFCRule(True, 0.0).text()}
-        return self.message(kind, client, model, epochs_factor, **fields)
+        return self.message(kind, client, model, epochs_factor, start={}, rule=_rule(0.0), **fields)
 
-    def pulled(
-        self,
-        client: int,
-        zeta: Vector,
-        rho: float,
-        kind: type[FPFCInstruction] = FPFCInstruction,
-        **fields: Any,
-    ) -> AnyMessage:
-        """Return the message for (5), from omega_i."""
-        fields |= {"start": self.fpfc.start_of(client), "rule": FPFCRule(True, float(rho)).text()}
-        return self.message(kind, client, zeta, **fields)
+    def zeta(self, clients: Sequence[int]) -> dict[int, Vector]:
+        """Return zeta_i of those clients that belong to the run."""
+        members = self.fpfc.membership
+        known = [client for client in clients if client in members]
+        vectors = self.fpfc.state.pairs.zeta([members.row(client) for client in known])
+        return dict(zip(known, vectors, strict=True))
 
     def fusion(
         self,
         clients: Sequence[int],
+        zeta: Mapping[int, Vector],
         kind: type[FPFCInstruction] = FPFCInstruction,
         fields: Mapping[int, Mapping[str, Any]] | None = None,
         rho: Mapping[int, float] | None = None,
     ) -> Messages:
-        """Return the messages of FPFC's own rounds.
+        """Return the messages for (5), from omega_i.
 
-        A client that is joining the run trains the mean of all models on its own, without a pull
-        (section 6.4.2).
+        A client without a zeta_i, such as one that is joining the run, trains the mean of all
+        models on its own, without a pull (section 6.4.2).
 
         Parameters
         ----------
         clients : sequence of int
+        zeta : mapping of int to ndarray of shape (d,)
         kind : type
         fields : mapping of int to mapping, optional
             Further fields by client.
         rho : mapping of int to float, optional
             The pull of each client; by default rho.
         """
-        pairs, members = self.fpfc.state.pairs, self.fpfc.membership
-        old = [client for client in clients if client in members]
-        zeta = dict(zip(old, pairs.zeta([members.row(c) for c in old]), strict=True))
-        mean = pairs.omega.mean(axis=0)
-        messages = {}
+        mean, messages = self.fpfc.state.mean, {}
         for client in clients:
-            more = {} if fields is None else fields[client]
+            more = dict(fields[client]) if fields else {}
             if client in zeta:
-                pull = pairs.rho if rho is None else rho[client]
-                messages[client] = self.pulled(client, zeta[client], pull, kind, **more)
+                pull = self.fpfc.rho if rho is None else rho[client]
+                more |= {"start": self.fpfc.start_of(client), "rule": _rule(pull)}
+                messages[client] = self.message(kind, client, zeta[client], **more)
             else:
                 messages[client] = self.alone(client, mean, kind, **more)
         return messages
+
+
+def _rule(rho: float) -> str:
+    return FPFCRule(True, float(rho)).text()
 
 
 class Variables:
@@ -251,12 +248,14 @@ class Variables:
 
 
 class PenaltySource:
-    """Where the penalty of a run comes from; here the defaults, which are FPFC's own rounds.
+    """Where the penalty of a run comes from; here the user's, for FPFC as in the paper.
 
     Parameters
     ----------
     fpfc : FusionStrategy
         The strategy, whose state and settings a source reads.
+    penalty : Penalty
+        That of the next update, where it does not change in the run.
 
     Attributes
     ----------
@@ -270,8 +269,8 @@ class PenaltySource:
     is_searching: bool = False
     """Whether the penalty that the run is to end with is not known yet."""
 
-    def __init__(self, fpfc: FusionStrategy) -> None:
-        self.fpfc = fpfc
+    def __init__(self, fpfc: FusionStrategy, penalty: Penalty = NO_FUSION) -> None:
+        self.fpfc, self._penalty = fpfc, penalty
         self.found: Any = Variables()
 
     @property
@@ -282,7 +281,7 @@ class PenaltySource:
     @property
     def penalty(self) -> Penalty:
         """The penalty of the next update."""
-        raise NotImplementedError
+        return self._penalty
 
     @property
     def lam_inside(self) -> float:
@@ -313,7 +312,7 @@ class PenaltySource:
 
     def messages(self, now: Round) -> Messages:
         """Return the messages of a round: by default (5) for the sampled clients."""
-        return now.fusion(now.sampled)
+        return now.fusion(now.sampled, now.zeta(now.sampled))
 
     def upload_spec(self) -> Spec | None:
         """Return the arrays of an upload of this round; None: the client's model, with omega_i."""
@@ -353,19 +352,6 @@ class PenaltySource:
                 "`penalty` of the saved run."
             )
         self.found.load(arrays)
-
-
-class FixedPenalty(PenaltySource):
-    """A penalty of the user's: FPFC as in the paper."""
-
-    def __init__(self, fpfc: FusionStrategy, penalty: Penalty) -> None:
-        super().__init__(fpfc)
-        self._penalty = penalty
-
-    @property
-    def penalty(self) -> Penalty:
-        """What was given."""
-        return self._penalty
 
 
 def scad(lam: float) -> SmoothedSCAD:

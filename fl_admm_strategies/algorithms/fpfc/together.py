@@ -46,9 +46,7 @@ class Settled(Stage):
             if count > 1:
                 model = self.fpfc.block.arrays(omega[groups == label].mean(axis=0))
                 models |= prefixed(f"{label}/", model)
-        known = groups >= 0
-        mean = omega[known if known.any() else slice(None)].mean(axis=0)
-        held_out = self.fpfc.hold_out(late)
+        mean, held_out = self.fpfc.state.mean, self.fpfc.hold_out(late)
         return {
             client: now.alone(
                 *(client, mean, LateInstruction, PROBE_FACTOR),
@@ -140,7 +138,7 @@ class Fusion(Settled):
         weights = self.search.weights()
         most = max(rho, 0.5 / now.lr)  # descent by a larger pull may diverge
         pulls = {client: min(rho / weights[members.row(client)], most) for client in old}
-        return {**self.late_messages(now), **now.fusion(old, rho=pulls)}
+        return {**self.late_messages(now), **now.fusion(old, now.zeta(old), rho=pulls)}
 
     def take_models(self, rows: list[int], omega: Vector) -> NDArray[np.intp]:
         """Update the pairs of all clients that have a group; see `Groups`."""

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context
-from flwr.serverapp import Grid, ServerApp
+from flwr.app import ConfigRecord
 from numpy.testing import assert_allclose
 
 from clients import FPFCClient, client_app
@@ -35,9 +34,7 @@ from tests.support.federation import (
     assert_same_runs,
     client_fn_of,
     initial_arrays,
-    run_on_ray,
 )
-from tests.support.pace import fast
 from tests.support.pairs import v_of
 from tests.support.points import ScriptedGrid, Spoil, failing, faultless, first, point_app
 from tests.support.refusals import refused, warnings_in
@@ -163,12 +160,6 @@ def test_a_bound_on_the_staleness_makes_the_others_wait() -> None:
     assert strategy.run.pending.clock >= 4000
 
 
-@pytest.mark.parametrize("bound", fast([4], [4, 6]))
-def test_the_bound_holds_for_any_delays(bound: int) -> None:
-    strategy = run(60, num_clients=5, delay=RandomDelay(20.0, seed=1), max_staleness=bound)
-    assert max(staleness(strategy)) == bound
-
-
 def test_a_bound_that_cannot_be_kept_is_refused() -> None:
     with refused(ValueError, "max_staleness", 3, 5):
         run(5, num_clients=5, delay=1.0, max_staleness=3)
@@ -272,8 +263,7 @@ def test_what_was_on_its_way_to_a_client_that_left_is_forgotten() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_a_killed_run_resumes_to_the_same_bits(every: int, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     spoil = failing([4], range(1, 9))
 
     def start(kill: int | None, **options: Any) -> AsyncFPFC:
@@ -283,7 +273,7 @@ def test_a_killed_run_resumes_to_the_same_bits(every: int, tmp_path: Path) -> No
         settings: dict[str, Any] = {"delay": RandomDelay(20.0), "fraction_evaluate": 0.5}
         options = {
             "train_config": ConfigRecord({"note": "a", "raw": b"\x00\xff"}),
-            "checkpoint_every": every,
+            "checkpoint_every": 3,
             **folder,
             **options,
         }
@@ -298,39 +288,7 @@ def test_a_killed_run_resumes_to_the_same_bits(every: int, tmp_path: Path) -> No
     assert clock(resumed) == clock(whole)
 
 
-def test_a_run_of_which_a_client_is_joining_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    def start(**options: Any) -> AsyncFPFC:
-        grid = Federation(point_app(), (0, 1, 4, 2), FROM_ROUND_3)
-        if options.get("resume"):
-            grid.server_round = 4
-        return run(12, grid=grid, delay=by_delays, start=options)  # type: ignore[no-any-return]
-
-    whole = start()
-    with pytest.raises(Killed):
-        start(checkpoint_dir=tmp_path, on_round=killer(5))
-    assert_same_runs(start(checkpoint_dir=tmp_path, resume=True), whole)
-
-
 # --- Other settings -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_it_is_the_same_run_on_ray() -> None:
-    expected = run(20, num_clients=4, delay=RandomDelay(20.0), fraction_evaluate=0.5)
-    found: dict[str, AsyncFPFC] = {}
-    server_app = ServerApp()
-
-    @server_app.main()
-    def main(grid: Grid, context: Context) -> None:
-        for name, delay in (("clock", RandomDelay(20.0)), ("real", None)):
-            settings: Any = {**SETTINGS, "fraction_evaluate": 0.5, "delay": delay}
-            found[name] = AsyncFPFC(SCAD, min_available_nodes=4, **settings)
-            found[name].start(grid, first(), 20)
-
-    run_on_ray(server_app, point_app(num_clients=4), 2)
-    assert_same_runs(found["clock"], expected)
-    assert sorted(set(order(found["real"]))) == [0, 1, 2, 3]
-    assert len(order(found["real"])) == 20
 
 
 @pytest.mark.slow

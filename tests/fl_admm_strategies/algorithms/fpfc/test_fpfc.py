@@ -5,7 +5,7 @@ See docs/methods/fpfc.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from fl_admm_strategies import FPFC, L1, MCP, SmoothedSCAD, made_by
 from fl_admm_strategies.runtime.messages.records import RawReply, from_array_record, parse_groups
 from tests.support.federation import (
     Federation,
-    assert_same_bits,
     client_fn_of,
     dataset,
     initial_arrays,
@@ -188,40 +187,12 @@ def groups_of(message: Message) -> dict[str, int]:
     return {group: len(names) for group, names in groups.items()}
 
 
-def groups_sent(grid: Federation, client: int) -> dict[int, dict[str, int]]:
-    """Return by round what a client was sent for training."""
-    return {
-        server_round: groups_of(message)
-        for kind, server_round, messages in grid.sent
-        if kind == MessageType.TRAIN and server_round
-        for message in messages
-        if message.metadata.dst_node_id == node_of(client)
-    }
-
-
 BOTH, ANCHOR = {"model": 4, "start": 1}, {"model": 4}
 
 
 def nobody(*_: Any) -> list[Any]:
     """Ask nobody: FPFC shakes no hands."""
     return []
-
-
-def losing(client: int) -> Callable[[list[Message]], list[Message]]:
-    return lambda replies: [r for r in replies if r.metadata.src_node_id != node_of(client)]
-
-
-@pytest.mark.slow
-def test_omega_is_sent_again_after_a_lost_reply_and_the_run_goes_on_as_if_not_sampled() -> None:
-    grid = grid_of(spoil={2: losing(1)})
-    strategy = fpfc(seed=1)
-    strategy.start(grid, initial_arrays(), 4)
-    assert groups_sent(grid, 1) == {1: BOTH, 2: ANCHOR, 3: BOTH, 4: ANCHOR}
-    assert groups_sent(grid, 0) == {1: BOTH, 2: ANCHOR, 3: ANCHOR, 4: ANCHOR}
-    # What was sent is the server's omega_1, not the client's own newer iterate.
-    expected = sampling(fpfc(seed=1), {2: [0, 2, 3]})
-    expected.start(grid_of(), initial_arrays(), 4)
-    assert_same_bits(strategy.state_dict(), expected.state_dict())
 
 
 def test_shared_arrays_are_averaged_by_examples_and_integers_rounded() -> None:
@@ -279,16 +250,6 @@ def test_only_the_clustered_block_is_pulled_and_paired() -> None:
     message = grid.phase(MessageType.TRAIN, 1)[0]
     assert message.content["config"]["optimised"] == '["head.weight","head.bias"]'
     assert groups_of(message) == {"model": 4, "start": 1}
-
-
-def test_more_local_epochs_are_really_taken() -> None:
-    # One device, zeta = omega = 1, f = omega^2 / 2 (c = 0), rho = 1, alpha = 0.1:
-    # omega <- omega - 0.1 (omega + omega - 1) = 0.8 omega + 0.1: 0.9, then 0.82.
-    for epochs, expected in ((1, 0.9), (2, 0.82)):
-        strategy = FPFC(SCAD, lr=0.1, local_epochs=epochs, min_available_nodes=1)
-        grid = Federation(client_app(point_client), 1)
-        strategy.start(grid, ArrayRecord(Point().state_dict()), 1)
-        assert_allclose(strategy.personal_arrays(0)["omega"].numpy(), [expected], rtol=1e-14)
 
 
 def test_cluster_models_are_weighted_by_examples() -> None:

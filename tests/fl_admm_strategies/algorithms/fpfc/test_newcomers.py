@@ -6,7 +6,6 @@ See docs/methods/fpfc.md, "New clients after the run".
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from flwr.app import MessageType
 from numpy.testing import assert_allclose
 
 from clients import FPFCClient, client_app
-from fl_admm_strategies import FPFC, SmoothedSCAD, load_models
+from fl_admm_strategies import FPFC, SmoothedSCAD
 from fl_admm_strategies.algorithms.fpfc.messages import FPFCRule
 from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
 from fl_admm_strategies.maths.pairs import PairwiseStore
@@ -136,18 +135,6 @@ def test_arrays_that_are_not_clustered_stay_as_they_are() -> None:
         assert np.array_equal(personal[name], shared[name]) == name.startswith("body")
     (reply,) = grid.replies(MessageType.TRAIN, 2)
     assert sorted(from_array_record(reply.content["arrays"])) == ["head.bias", "head.weight"]
-
-
-@pytest.mark.slow
-def test_they_join_what_was_saved(tmp_path: Path) -> None:
-    trained().models().save(tmp_path)
-    saved = FPFCNewcomers(
-        load_models(tmp_path), PENALTY, lr=0.1, local_epochs=5, min_available_nodes=1, seed=1
-    )
-    saved.start(Federation(app(10), 2), trained().global_arrays, 12)
-    expected, _ = joined()
-    assert saved.groups() == expected.groups()
-    assert_same_bits(saved.state_dict(), expected.state_dict())
 
 
 @pytest.mark.slow

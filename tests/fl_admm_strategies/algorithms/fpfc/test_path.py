@@ -184,7 +184,6 @@ def test_clients_may_come_and_go_between_the_best_and_the_return_to_it(online: O
     partitions = PARTITIONS if online is FROM_ROUND_3 else (0, 1, 4, 1)
     strategy.start(Federation(app(), partitions, online), arrays(), 8)
     taken = strategy.diagnostics().path
-    assert len(taken.labels) == len(strategy.client_ids)
     assert taken.chosen is not None
 
 
