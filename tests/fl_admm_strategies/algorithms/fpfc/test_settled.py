@@ -18,6 +18,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, InProcessGrid
 from fl_admm_strategies.algorithms.fpfc import together
+from fl_admm_strategies.algorithms.fpfc.finding import PROBE_ROUNDS
 from fl_admm_strategies.algorithms.fpfc.search import lambda_between
 from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
 from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
@@ -26,7 +27,6 @@ from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
     JUDGE,
     NUM_CLIENTS,
     PROBE,
-    PROBE_ROUNDS,
     app,
     asked,
     auto,
