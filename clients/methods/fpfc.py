@@ -126,7 +126,7 @@ class FPFCClient(ProximalClient):
     def _trials(self, message: messages.TrialInstruction) -> MethodSteps:
         """Train the clustered block of every model, the rest fixed."""
         names = message.optimised
-        kept, held_out = self._split(message)
+        kept, _ = self._split(message)
         upload: Arrays = {}
         metrics: Scalars = {}
         for k in range(message.num_models):
@@ -135,8 +135,6 @@ class FPFCClient(ProximalClient):
             found = yield Minimisation(objective, message.lr, message.local_epochs, kept)
             metrics = metrics or found
             upload |= prefixed(f"{k}/", to_numpy(self.block(names)))
-        if held_out is None:
-            metrics = {**metrics, messages.NO_VOTE: 1}
         return upload, metrics
 
     def _load_model(self, message: messages.TrialInstruction, k: int) -> None:
@@ -146,11 +144,11 @@ class FPFCClient(ProximalClient):
 
     def _scores(self, message: messages.ScoreInstruction) -> Steps[Scalars]:
         """Return the models' losses, how sure their differences are, and gradient norms."""
+        is_recheck = isinstance(message, messages.RecheckInstruction)
         kept, held_out = self._split(message)
-        if isinstance(message, messages.RecheckInstruction):
-            metrics = self._losses(message, messages.TRAINING_LOSS, self.train_loader)
-        else:
-            metrics = self._losses(message, messages.TRAINING_LOSS, kept, with_errors=False)
+        training = self.train_loader if is_recheck else kept
+        metrics = self._losses(message, messages.TRAINING_LOSS, training)
+        if not is_recheck:
             for k in range(message.num_models):
                 self._load_model(message, k)
                 norm = yield from self._gradient_norm(message)
@@ -159,14 +157,7 @@ class FPFCClient(ProximalClient):
             metrics |= self._losses(message, messages.HELD_OUT_LOSS, held_out)
         return metrics
 
-    def _losses(
-        self,
-        message: messages.ScoreInstruction,
-        name: str,
-        loader: Loader,
-        *,
-        with_errors: bool = True,
-    ) -> Scalars:
+    def _losses(self, message: messages.ScoreInstruction, name: str, loader: Loader) -> Scalars:
         """Return the models' mean losses on some data, and the errors of their differences."""
         parts = in_parts(loader, self.train_problem.split_batch, PARTS)
         sizes = np.array([self._on([part]).num_examples() for part in parts])
@@ -177,7 +168,7 @@ class FPFCClient(ProximalClient):
         found: Scalars = {
             f"{name}-{k}": float(np.average(row, weights=sizes)) for k, row in enumerate(losses)
         }
-        if with_errors and len(parts) > 1:
+        if len(parts) > 1:
             for j, k in combinations(range(len(losses)), 2):
                 error = error_of_mean(losses[k] - losses[j], sizes)
                 found[f"{name}-{messages.ERROR}-{j}-{k}"] = error
@@ -274,7 +265,7 @@ def _norm(vector: Tensor) -> float:
     return float(torch.linalg.vector_norm(vector))
 
 
-def error_of_mean(values: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
+def error_of_mean(values: NDArray[np.float64], sizes: NDArray[Any]) -> float:
     """Return the standard error of the mean of values, each itself a mean over so many samples."""
     weights = sizes / sizes.sum()
     rest = values - weights @ values

@@ -16,7 +16,6 @@ from ...maths.pairs import PairwiseStore
 from .messages import (
     GRADIENT_NORM,
     HELD_OUT_LOSS,
-    NO_VOTE,
     TRAINING_LOSS,
     HoldOutInstruction,
     ScoreInstruction,
@@ -34,8 +33,8 @@ from .search import (
 )
 from .source import Messages, Replies, Round, Vector, scad
 
-PROBE_ROUNDS = 3  # at most: a client that did not reply is asked again
-LONGER, MOST_REFITS = 15, 50  # where everybody was better alone: from choice to choice; in all
+PROBE_ROUNDS = 3  # at most: a client without a reply gets the message again
+LONGER, MOST_REFITS = 15, 50  # where clients were better alone: from choice to choice; in all
 VOTERS = 40  # of more clients these choose a grouping, by models that are not refitted
 CUTS = 3
 STANDARD_ERRORS = 1.5
@@ -121,12 +120,6 @@ class Probe(AllClients):
         """Keep where clients came to."""
         for client, reply in replies.items():
             (self.found.probes[client],) = self.uploads(reply)
-        if all(NO_VOTE in reply.metrics for reply in replies.values()):
-            raise RuntimeError(
-                "No client has two training samples, so none can say which groups suit it. Give "
-                "the clients more samples or a validation_loader, or FPFC a penalty instead of "
-                "'auto'."
-            )
         return None
 
 
@@ -145,7 +138,7 @@ class Refit(Trying):
     """The groups' models are trained for `REFIT_ROUNDS`, each by its own clients.
 
     With few labels a client soon does well alone, and its group's model comes later. So where
-    "everybody alone" was taken then, that and the best other grouping are trained on, by the
+    "every client alone" was taken then, that and the best other grouping are trained on, by the
     clients that are sampled, and compared every `LONGER` rounds.
     """
 
@@ -198,6 +191,11 @@ class Choice(Trying):
         num_groups = np.array([len(np.unique(column)) for column in labels.T])
         scores = self._scores(count, replies)
         voted = ~np.isnan(scores[:, 0]).all(axis=1)
+        if not voted.any():
+            raise RuntimeError(
+                "No client has two training samples, so groups cannot be compared. Give the "
+                "clients more samples or a validation_loader, or FPFC a penalty instead of 'auto'."
+            )
         losses, training, errors = scores[voted, 0], scores[voted, 2], scores[voted, 3:]
         best = grouping.compare(losses, errors, labels[voted], STANDARD_ERRORS, training)
         is_alone = 0 < best.chosen == count - 1

@@ -96,10 +96,10 @@ class FPFC(FusionStrategy):
 
     A client that connects in mid-run does as the newcomers of section 6.4.2, only that the others
     go on training: it first trains on its own, without a pull, from the global model, and from its
-    first accepted upload on it has pairs with everybody, with v_ij = 0 at first (P2), and counts
-    in every mean. With "auto" it says then which group's model suits it, and begins there. When a
-    client has left, its model and its pairs are dropped; m in (5) is the number of clients at the
-    time.
+    first accepted upload on it has pairs with all others, with v_ij = 0 at first (P2), and counts
+    in every mean. With "auto" it joins the group whose model has the least loss on its samples.
+    When a client has left, its model and its pairs are dropped; m in (5) is the number of clients
+    at the time.
 
     Examples
     --------

@@ -32,9 +32,6 @@ HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", 
 ERROR = "error"
 """``LOSS-error-J-K`` is the standard error of the difference of two losses."""
 
-NO_VOTE = "held-out-none"
-"""The metric of a probe of a client with one sample, which takes no part in the choice."""
-
 VALIDATION = "validation"
 """``validation-METRIC``: the metric of a path of lambdas, on held-out samples."""
 
@@ -143,7 +140,7 @@ class ScoreInstruction(TrialInstruction):
 
 @dataclass(frozen=True, kw_only=True)
 class RecheckInstruction(ScoreInstruction):
-    """Measure them on all training samples too, with the errors of all differences."""
+    """Measure them on all training samples, and no gradient norms."""
 
     task: str = "RecheckInstruction"
 

@@ -45,8 +45,8 @@ class FPFCNewcomersState:
         The models of the clients that the run had.
     clients : ClientTable
         Of every new client ``omega``, shape (d,); ``delta``, shape (m, d), and ``scale``, shape
-        (m,), of its pairs with these; ``group``, which it said suits it, or -1; ``buffers``, where
-        the model has some.
+        (m,), of its pairs with these; ``group``, the one of the least loss, or -1; ``buffers``,
+        where the model has some.
     """
 
     omega: NDArray[Any]
@@ -76,9 +76,9 @@ class FPFCNewcomers(StatefulStrategy):
         With `published`: a new client belongs to the group of the nearest earlier client if
         ||theta_ij|| <= nu.
     published : bool (default: False)
-        The paper's procedure: nobody is asked, a new client trains first from the initial model,
+        The paper's procedure: without a question, a new client trains first from the initial model,
         without a pull, and has its pairs from its first upload on. On images such a client goes
-        further than a lambda from its group, and nobody pulls it back (docs/methods/fpfc.md).
+        further than a lambda from its group, and no pair pulls it back (docs/methods/fpfc.md).
     **base
         The parameters of `StatefulStrategy`.
 
@@ -115,18 +115,15 @@ class FPFCNewcomers(StatefulStrategy):
 
     @property
     def kinds(self) -> Mapping[str, str]:  # type: ignore[override]
-        """The kinds of models; where clients are asked, their groups' are the headline."""
+        """The kinds of models; the groups' come first where new clients choose one."""
         return KINDS if self.published else CLUSTER_FIRST
 
     @property
     def form(self) -> str:
-        """How new clients begin, and what that changes against the paper."""
+        """How new clients begin."""
         if self.published:
-            return "the paper's form (section 6.4.2): new clients first train without a pull."
-        return (
-            "not the paper's form (section 6.4.2; published=True is): new clients say which "
-            "group's model suits them, and begin there."
-        )
+            return "the paper's form: new clients first train without a pull."
+        return "not the paper's form (published=True is): new clients begin at a group's model."
 
     def init_state(self, arrays: Arrays) -> FPFCNewcomersState:
         """Start every new client at the initial model, with the shared arrays of the run."""

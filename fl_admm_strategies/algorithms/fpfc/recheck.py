@@ -44,7 +44,6 @@ class Reprobe(AllClients):
     def take(self, server_round: int, replies: Replies) -> Next:
         """Keep where clients came to; the others do not vote."""
         self.found.local = {client: self.uploads(reply)[0] for client, reply in replies.items()}
-        self.search.comparison = None
         return "Judge"
 
     def end(self) -> None:

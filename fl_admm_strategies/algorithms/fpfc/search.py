@@ -343,8 +343,6 @@ class Stage:
     """The stages by name."""
     is_search: ClassVar[bool] = True
     """Whether the groups are not settled yet."""
-    is_fusion: ClassVar[bool] = False
-    """Whether the rounds are FPFC's own."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -359,7 +357,7 @@ class Stage:
         return None
 
     def messages(self, now: Round) -> Messages:
-        """Return what clients are asked."""
+        """Return the messages of a round."""
         raise NotImplementedError
 
     def upload_spec(self) -> Spec | None:

@@ -1,6 +1,6 @@
 """The stages after the groups were found: each trains one model, and then FPFC's own rounds.
 
-Clients that come meanwhile say which group suits them.
+Clients that come meanwhile join the group that suits them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Settled(Stage):
     is_search = False
 
     def late_messages(self, now: Round) -> Messages:
-        """Let sampled clients without a group train alone, and say which group suits them.
+        """Let sampled clients without a group train alone, and compare groups.
 
         Each measures what it comes to, and the models of the `OPTIONS` largest groups, on samples
         that it holds out.
@@ -128,8 +128,6 @@ class Fusion(Settled):
     than `WORSE` times those of their first of these rounds, in the median: where clients take few
     steps, of a network, the duals may swing so far that the models part.
     """
-
-    is_fusion = True
 
     def messages(self, now: Round) -> Messages:
         """Ask the sampled clients for (5)."""
