@@ -119,14 +119,14 @@ class FPFCReport(MethodReport):
 def _how_found(run: Finished, found: FPFCDiagnostics) -> list[str]:
     """Say which groups or lambdas were tried, what came of each, and which was taken."""
     strategy, search, path = run.strategy, found.search, found.path
-    if path is not None and path.chosen is None:
+    if path is not None and path.chosen < 0:
         return [
-            f"**The run ended before a λ was chosen**; its models are those at λ={path.lam:g}. "
+            f"**The run ended before a λ was chosen**; its models are those at λ={found.lam:g}. "
             "Give it more rounds."
         ]
     if path is not None:
         tried = ", ".join(
-            f"{path.lams[k]:g} ({path.num_groups[k]}; {path.values[k]:.4g}"
+            f"{strategy.penalty.lams[k]:g} ({path.num_groups[k]}; {path.values[k]:.4g}"
             f"{', taken' if k == path.chosen else ''})"
             for k in np.flatnonzero(path.last_rounds)
         )

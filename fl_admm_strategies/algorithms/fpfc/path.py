@@ -108,60 +108,47 @@ class LambdaPath:
         return value < than if self.better == "lower" else value > than
 
 
-@dataclass(frozen=True)
+@dataclass
 class PathTaken:
-    """What came of a `LambdaPath`.
+    """What came of a `LambdaPath` of S lambdas.
 
     Attributes
     ----------
-    lams : ndarray of shape (S,)
-    lam : float
-        The lambda in use.
-    chosen : int or None
-        The place of the one that was chosen; None before.
     values : ndarray of shape (S,)
         The validation metric at the end of every stage; NaN where there was none.
     last_rounds : ndarray of int, shape (S,)
         The last round of every stage; 0 where it has not ended.
     num_groups : ndarray of int, shape (S,)
         The number of clusters at the end of every stage; 0 where it has not ended.
+    chosen : int
+        The place of the lambda that was chosen; -1 before.
     """
 
-    lams: NDArray[np.float64]
-    lam: float
-    chosen: int | None
     values: NDArray[np.float64]
     last_rounds: NDArray[np.int64]
     num_groups: NDArray[np.int64]
+    chosen: int = -1
 
 
 @dataclass
-class PathState(Variables):
+class PathState(PathTaken, Variables):
     """How far a run has come on its path.
 
     Attributes
     ----------
-    values, last_rounds, num_groups : ndarray of shape (S,)
-        See `PathTaken`.
     stage : int
         The place of the present lambda in the grid.
     rounds, calm : int
         Rounds in this stage; those at rest, the last ones in a row.
-    chosen : int
-        The place of the lambda that was chosen; -1 before.
     value : float
         The metric of the last round.
     validation, kept_validation : dict of int to float
         The metric that each client reported last; likewise, at the end of the stage before.
     """
 
-    values: NDArray[np.float64]
-    last_rounds: NDArray[np.int64]
-    num_groups: NDArray[np.int64]
     stage: int = 0
     rounds: int = 0
     calm: int = 0
-    chosen: int = -1
     value: float = np.nan
     validation: dict[int, float] = field(default_factory=dict)
     kept_validation: dict[int, float] = field(default_factory=dict)
@@ -292,10 +279,9 @@ class PathProgress(PenaltySource):
 
     def report(self) -> dict[str, Any]:
         """Return the `PathTaken` so far."""
-        found, lams = self.found, np.array(self.path.lams, dtype=np.float64)
-        chosen = None if self.is_searching else found.chosen
+        found = self.found
         arrays = found.values.copy(), found.last_rounds.copy(), found.num_groups.copy()
-        return {"path": PathTaken(lams, self.path.lams[found.stage], chosen, *arrays)}
+        return {"path": PathTaken(*arrays, found.chosen)}
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the variables, and the kept state, as plain arrays."""

@@ -7,22 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from torch import nn
 
 from clients import FPFCClient
 from fl_admm_strategies.algorithms.fpfc.messages import FPFCInstruction, FPFCRule
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.clients.methods.lines import Line, Noisy, line_client, new_context, sample
+from tests.clients.methods.lines import Line, line_client, new_context, sample
 from tests.clients.methods.messages import Received, changed, received, scalars
-from tests.support.federation import dataset
 from tests.support.refusals import refused
-
-
-def arrays_of(model: nn.Module) -> Arrays:
-    return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-
 
 # --- Equation (5) -------------------------------------------------------------------------------
 
@@ -99,13 +92,6 @@ def test_the_kinds_of_models_and_the_diagnostics() -> None:
     assert metrics == losses  # no dual, no diagnostics
 
 
-def test_a_wrapped_model_has_the_diagnostics_of_the_model() -> None:
-    wrapped = line_client(FPFCClient, model=nn.DataParallel(Line()))  # names begin with "module."
-    models = [scalars(w=w, b=b) | SEEN for w, b in ((1, 1), (2, 3), (0, 0))]
-    _, _, metrics = wrapped.evaluate(*evaluation(*models, scalars(w=0.5)))
-    assert (metrics["stationarity"], metrics["cluster-gradient-norm"]) == (1.5, 1.0)  # as above
-
-
 def test_the_gradient_is_over_the_training_data() -> None:
     client, model = (
         line_client(FPFCClient, test_loader=[sample(1.0, 9.0)]),
@@ -114,19 +100,6 @@ def test_the_gradient_is_over_the_training_data() -> None:
     loss, _, metrics = client.evaluate(*evaluation(model, model, model, scalars(w=0)))
     assert loss == 24.5  # (2 - 9)^2 / 2, on the test data
     assert metrics["stationarity"] == 2.0  # |2 - 4|, on the training data
-
-
-def diagnosed(model: Arrays, seed: int) -> Received:
-    """Return a message that asks for the diagnostics of one model in all its places."""
-    zero = {name: np.zeros_like(array) for name, array in model.items()}
-    return evaluation(model, model, model, zero, seed)
-
-
-def test_dropout_is_off_in_evaluation_and_in_the_gradient() -> None:
-    data, model = [dataset(2).tensors], arrays_of(Noisy())
-    client = FPFCClient(new_context(), Noisy(), data, nn.CrossEntropyLoss(), test_loader=data)
-    one, other = (client.evaluate(*diagnosed(model, seed=seed))[2] for seed in (1, 2))
-    assert one == pytest.approx(other, rel=1e-5)
 
 
 @pytest.mark.parametrize("wrong", ["seen", "b"])

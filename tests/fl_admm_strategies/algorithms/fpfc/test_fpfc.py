@@ -21,7 +21,6 @@ from fl_admm_strategies.runtime.messages.records import RawReply, from_array_rec
 from tests.support.federation import (
     Federation,
     client_fn_of,
-    dataset,
     initial_arrays,
     node_of,
 )
@@ -318,36 +317,3 @@ def test_the_constructor_refuses(argument: dict[str, Any], error: type, named: s
 def test_start_refuses(settings: dict[str, Any], error: type, named: str) -> None:
     with refused(error, named):
         fpfc(**settings).start(grid_of(2), initial_arrays(), 3)
-
-
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.norm = nn.BatchNorm1d(3)
-        self.head = nn.Linear(3, 3)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.head(self.norm(inputs))
-
-
-def normed_client(context: Context) -> FPFCClient:
-    data = dataset(int(context.node_config["partition-id"]))
-    with torch.random.fork_rng():
-        return FPFCClient(
-            context, Normed(), [data.tensors], nn.CrossEntropyLoss(), test_loader=[data.tensors]
-        )
-
-
-@pytest.mark.parametrize("clustered", [None, "^head"])
-def test_batch_norm_buffers_are_averaged_and_not_in_the_block(clustered: str | None) -> None:
-    with torch.random.fork_rng():
-        arrays = ArrayRecord(Normed().state_dict())
-    strategy = fpfc(clustered=clustered)
-    strategy.start(Federation(client_app(normed_client), 3), arrays, 2)
-    trained = 12 if clustered else 18
-    assert strategy.state.pairs.omega.shape == (3, trained)
-    model = from_array_record(strategy.global_arrays)
-    assert model["norm.num_batches_tracked"].dtype == np.int64
-    assert int(model["norm.num_batches_tracked"]) == 2  # one batch a round
-    assert np.any(model["norm.running_mean"] != 0)

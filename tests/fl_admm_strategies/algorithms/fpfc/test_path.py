@@ -96,7 +96,7 @@ def test_the_lambda_that_is_worse_is_taken_back() -> None:
     taken = strategy.diagnostics().path
     assert taken.last_rounds.tolist() == [4, 8, 12, 16]
     assert taken.chosen == 2
-    assert taken.lam == 0.5 == strategy.penalty_in_use.lam
+    assert strategy.penalty_in_use.lam == strategy.diagnostics().lam == 0.5
     assert taken.values[3] > taken.values[2]
     assert taken.values[2] <= taken.values[1] <= taken.values[0]
     # Round 16 ends as round 12 did, to the bit.
@@ -184,7 +184,7 @@ def test_clients_may_come_and_go_between_the_best_and_the_return_to_it(online: O
     partitions = PARTITIONS if online is FROM_ROUND_3 else (0, 1, 4, 1)
     strategy.start(Federation(app(), partitions, online), arrays(), 8)
     taken = strategy.diagnostics().path
-    assert taken.chosen is not None
+    assert taken.chosen >= 0
 
 
 @pytest.mark.parametrize("loss", fast([float("inf")], [1e308, float("inf"), float("nan")]))
