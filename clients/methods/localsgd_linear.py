@@ -44,15 +44,15 @@ class LocalSGDLinearClient(LinearClient[LocalSGDInstruction]):
         Metrics: ``loss``, f_i at the x that the server sent.
         """
         x, problem = self.vector(asked.model), self.problem
-        loss, gradient = problem.value_and_gradient(x)
+        loss, _ = problem.value_and_gradient(x)
         draws = np.random.default_rng(int(config["seed"]))
         size = max(1, round(self.batch_share * problem.num_examples))
         for k in range(asked.first_step, asked.first_step + asked.local_steps):
-            if size < problem.num_examples:
+            if size == problem.num_examples:
+                rows: Any = slice(None)
+            else:
                 rows = draws.choice(problem.num_examples, size, replace=False)
-                gradient = problem.batch_gradient(x, rows)
-            elif k > asked.first_step:
-                _, gradient = problem.value_and_gradient(x)
+            _, gradient = problem.value_and_gradient(x, rows)
             x = x - asked.lr / math.log2(k + 1) * gradient
         ((name, array),) = asked.model.items()
         upload = {name: x.reshape(array.shape).astype(array.dtype)}

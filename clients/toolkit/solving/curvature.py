@@ -77,8 +77,8 @@ class DataLoss(ABC):
         return int(self.matrix.shape[1])
 
     @abstractmethod
-    def value(self, products: Vector) -> float:
-        """Return the mean loss, without reg, at the products A x."""
+    def value(self, products: Vector, targets: Vector) -> float:
+        """Return the mean loss, without reg, of some samples, by their products and targets."""
 
     @abstractmethod
     def slopes(self, products: Vector, targets: Vector) -> Vector:
@@ -88,18 +88,14 @@ class DataLoss(ABC):
     def metrics(self, x: Vector) -> dict[str, float]:
         """Return what else an evaluation reports."""
 
-    def batch_gradient(self, x: Vector, rows: NDArray[np.int64]) -> Vector:
-        """Return the gradient of the mean loss over some samples, given by their rows, and reg."""
-        batch = self.matrix[rows]
-        slopes = self.slopes(batch @ x, self.targets[rows])
-        return slopes @ batch / len(rows) + self.reg * x
-
-    def value_and_gradient(self, x: Vector) -> tuple[float, Vector]:
-        """Return f(x) and grad f(x), shape (n,)."""
-        products = self.matrix @ x
-        slopes = self.slopes(products, self.targets)
-        gradient = slopes @ self.matrix / self.num_examples + self.reg * x
-        return self.value(products) + 0.5 * self.reg * float(x @ x), gradient
+    def value_and_gradient(
+        self, x: Vector, rows: NDArray[np.int64] | slice = slice(None)
+    ) -> tuple[float, Vector]:
+        """Return f(x) and grad f(x), shape (n,); with `rows` of these samples alone."""
+        matrix, targets = self.matrix[rows], self.targets[rows]
+        products = matrix @ x
+        gradient = self.slopes(products, targets) @ matrix / len(targets) + self.reg * x
+        return self.value(products, targets) + 0.5 * self.reg * float(x @ x), gradient
 
     def largest_curvature(self) -> float:
         """Return r = (bend/d) ||A'A|| + reg, the Lipschitz constant of the gradient."""
@@ -124,10 +120,10 @@ class LeastSquares(DataLoss):
 
     bend = 1.0
 
-    def value(self, products: Vector) -> float:
+    def value(self, products: Vector, targets: Vector) -> float:
         """Return (1/2d) ||A x - b||^2."""
-        residuals = products - self.targets
-        return float(residuals @ residuals) / (2 * self.num_examples)
+        residuals = products - targets
+        return float(residuals @ residuals) / (2 * len(targets))
 
     def slopes(self, products: Vector, targets: Vector) -> Vector:
         """Return A x - b."""
@@ -174,10 +170,9 @@ class Logistic(DataLoss):
         check_choice("reg_scaling", reg_scaling, ("per_sample", "full"))
         self.reg = float(mu) / (self.num_examples if reg_scaling == "per_sample" else 1)
 
-    def value(self, products: Vector) -> float:
+    def value(self, products: Vector, targets: Vector) -> float:
         """Return the mean logistic loss."""
-        value = np.logaddexp(0.0, products).mean() - self.targets @ products / self.num_examples
-        return float(value)
+        return float((np.logaddexp(0.0, products) - targets * products).mean())
 
     def slopes(self, products: Vector, targets: Vector) -> Vector:
         """Return sigmoid(A x) - b."""

@@ -54,6 +54,15 @@ def test_logistic_by_hand(scaling: Any, reg: float) -> None:
     assert loss.metrics(np.ones(1)) == {"accuracy": 1.0}
 
 
+@pytest.mark.parametrize("loss", [tall, Logistic(matrix(9, 5), labels(9))])
+def test_the_mean_over_parts_of_equal_size_is_the_whole(loss: DataLoss) -> None:
+    x, rows = RNG.normal(size=loss.size), RNG.permutation(9).reshape(3, 3)
+    values, gradients = zip(*(loss.value_and_gradient(x, part) for part in rows), strict=True)
+    value, gradient = loss.value_and_gradient(x)
+    assert np.mean(values) == pytest.approx(value, rel=1e-13)
+    np.testing.assert_allclose(np.mean(gradients, axis=0), gradient, rtol=1e-12)
+
+
 def test_logistic_does_not_overflow() -> None:
     value, gradient = Logistic([[1000.0], [-1000.0]], [1, 1], mu=0.0).value_and_gradient(np.ones(1))
     assert value == pytest.approx(500.0)
