@@ -1,7 +1,4 @@
-"""The client's steps: optimality, descent, formulas; never a dense matrix; recommending.
-
-T1 to T4 and P5 are items of docs/methods/fedmc-admm-notes.md.
-"""
+"""The client of FedMC-ADMM: never a dense matrix; what it refuses; recommending."""
 
 from __future__ import annotations
 
@@ -17,19 +14,13 @@ from clients.methods.fedmc_admm import FedMCADMMClient, item_steps, user_steps
 from clients.toolkit.data.ratings import Ratings
 from clients.toolkit.round.completion import Residual
 from fl_admm_strategies.algorithms.fedadmm import FedADMMRule
-from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
+from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
 from fl_admm_strategies.messages import FedMCFactors, FedMCInstruction
-from tests.clients.methods.messages import Received, changed, received
+from tests.clients.methods.messages import Received, received
 from tests.support.ratings import NUM_ITEMS, RANK, initial, new_context, ratings
 from tests.support.refusals import refused
 
 P, BETA, LAM = 5, 0.8, 0.3
-KINDS: dict[str, Regularizer] = {"l2": SquaredL2(LAM), "l1": L1Norm(LAM)}
-
-each_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-# --- The steps ----------------------------------------------------------------------------------
 
 
 def test_factors_that_vanished_stay_at_zero() -> None:
@@ -44,10 +35,10 @@ def test_factors_that_vanished_stay_at_zero() -> None:
 # --- The client ---------------------------------------------------------------------------------
 
 
-def message(V: NDArray[Any], *, begins: bool = True, **changes: Any) -> Received:
+def message(V: NDArray[Any]) -> Received:
     asked = FedMCInstruction(
         model={"V": V},
-        start={} if begins else None,
+        start={},
         rule=FedADMMRule(True, BETA, 1 / P).text(),
         duals="strategy",
         optimised=["V"],
@@ -57,15 +48,15 @@ def message(V: NDArray[Any], *, begins: bool = True, **changes: Any) -> Received
         feedback="explicit",
         confidence=1.0,
     )
-    return changed(asked, **changes)
+    return received(asked)
 
 
 def evaluation(V: NDArray[Any], *, version: int = 0) -> Received:
     return received(FedMCFactors({"V": V}, 7, 1.0), version=version)
 
 
-def make(context: Context | None = None, **settings: Any) -> FedMCADMMClient:
-    return FedMCADMMClient(context or new_context(), ratings(2), SquaredL2(LAM), **settings)
+def make(context: Context | None = None) -> FedMCADMMClient:
+    return FedMCADMMClient(context or new_context(), ratings(2), SquaredL2(LAM))
 
 
 def first() -> NDArray[Any]:
@@ -102,18 +93,12 @@ def test_what_does_not_fit_the_ratings_is_refused() -> None:
 # --- Recommending -------------------------------------------------------------------------------
 
 
-def recommender(**settings: Any) -> tuple[FedMCADMMClient, NDArray[Any]]:
-    """Return a client after an evaluation, and what it must predict."""
-    context = new_context()
-    make(context, **settings).fit(*message(first()))
-    V = 2 * first()
-    make(context, **settings).evaluate(*evaluation(V, version=1))
-    client = make(context, **settings)  # as a user makes it anew, out of the context
-    return client, client.personal_arrays()["user-factors"] @ V
-
-
 def test_recommend() -> None:
-    client, products = recommender()
+    context, V = new_context(), 2 * first()
+    make(context).fit(*message(first()))
+    make(context).evaluate(*evaluation(V, version=1))
+    client = make(context)  # as a user makes it anew, out of the context
+    products = client.personal_arrays()["user-factors"] @ V
     rated = set(client.train_ratings.items[client.train_ratings.users == 3].tolist())
     ranking = np.argsort(-products[3]).tolist()
     assert rated
