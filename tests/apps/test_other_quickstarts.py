@@ -14,7 +14,6 @@ import torch
 
 from fl_admm_strategies import StatefulStrategy
 from tests.apps.converted import block, copy_of, needs_app, patched, run_app, swapped
-from tests.apps.data import needs_mnist
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +82,6 @@ def converted(app: str, package: str, method: str, to: Path, personal: str) -> P
 
 
 @needs_app("quickstart-pytorch-lightning")
-@needs_mnist
 @pytest.mark.skipif(not find_spec("pytorch_lightning"), reason="pytorch-lightning is not installed")
 @pytest.mark.filterwarnings("ignore")  # Lightning's hints
 @pytest.mark.parametrize("method", METHODS)

@@ -11,9 +11,8 @@ import pytest
 
 from fl_admm_strategies import StatefulStrategy
 from tests.apps.converted import block, copy_of, needs_app, patched, run_app, swapped
-from tests.apps.data import needs_cifar
 
-pytestmark = [pytest.mark.slow, needs_app("quickstart-pytorch"), needs_cifar]
+pytestmark = [pytest.mark.slow, needs_app("quickstart-pytorch")]
 
 PACKAGE = "quickstart-pytorch/pytorchexample"
 RUN_CONFIG = {

@@ -187,18 +187,6 @@ class Federation:
         """Return whether what a service, or the last run, wrote has a line with a pattern."""
         return re.search(pattern, self.log(name).read_text(errors="replace")) is not None
 
-    def processes(self, program: str, port: str = "8000") -> dict[int, float]:
-        """Return the processes that run one of Flower's programs, and their memory in GB.
-
-        The port is that of the guide at which they were started or which they call: the
-        SuperLink's, or a SuperNode's.
-        """
-        command = ["ps", "-A", "-ww", "-o", "pid=,rss=,args="]
-        listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        pattern = rf"^ *(\d+) +(\d+) \S*python\S* \S*{program} .*[ :]{self.ports[port]}\b"
-        found = re.findall(pattern, listed, flags=re.MULTILINE)
-        return {int(pid): int(size) * 1024 / 1e9 for pid, size in found}
-
     def kill(self, name: str) -> None:
         """Kill a service and all that it started, without a chance to sign off."""
         kill_all_of(self._services.pop(name))
