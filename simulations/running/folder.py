@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
-from errno import EACCES
 from pathlib import Path
 
 from fl_admm_strategies.runtime.saving.files import lock_folder
@@ -50,16 +48,10 @@ def results_folder(wanted: Path | None, name: str, settings: Settings, *, resume
     try:
         return _new_folder(name) if wanted is None else _folder(wanted, settings, resume)
     except OSError as error:
-        raise ValueError(_why_not(wanted or Path("runs"), error)) from None
-
-
-def _why_not(folder: Path, error: OSError) -> str:
-    """Say why there can be no results folder, and what to do."""
-    why = (error.strerror or str(error)).lower()
-    if isinstance(error, NotADirectoryError | FileExistsError):
-        file = next(path for path in (folder, *folder.parents) if path.is_file())
-        why = f"{file} is a file"
-    return f"the results folder {folder} cannot be used: {why}. Give a folder to write to as --out."
+        raise ValueError(
+            f"the results folder {wanted or 'runs'} cannot be used: {error.strerror}. Give a "
+            "folder to write to as --out."
+        ) from None
 
 
 def _folder(wanted: Path, settings: Settings, resume: bool) -> Path:
@@ -77,8 +69,6 @@ def _folder(wanted: Path, settings: Settings, resume: bool) -> Path:
             "--resume out to start a new run."
         )
     wanted.mkdir(parents=True, exist_ok=True)
-    if not os.access(wanted, os.W_OK):
-        raise PermissionError(EACCES, os.strerror(EACCES))
     if resume:
         with lock_folder(wanted / CHECKPOINTS):
             pass  # no process runs in it, which is better known before an engine is started

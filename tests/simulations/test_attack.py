@@ -84,11 +84,7 @@ def test_the_clusters_of_a_report_are_those_of_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = []
-    numbers = []
     monkeypatch.setattr(plots, "embedding", lambda omega, *_, **__: drawn.append(omega))
-    monkeypatch.setattr(
-        plots, "distance_heat_map", lambda _, __, clients, **___: numbers.extend(clients)
-    )
     changes = (
         "attack.kind=gaussian",
         "attack.ratio=0.25",
@@ -100,10 +96,7 @@ def test_the_clusters_of_a_report_are_those_of_the_others(
     assert len(found["malicious"]) == 3
     at_nu = next(row for row in found["clustering"] if row["nu"] == 0.1)
     assert at_nu["num"] == found["cells"]["cluster model"]["num"]
-    output = " ".join(capsys.readouterr().out.split())
-    assert "among 9 honest clients" in output
+    assert "among 9 honest clients" in " ".join(capsys.readouterr().out.split())
     (omega,) = drawn
     assert len(omega) == 9
-    assert sorted({*numbers, *found["malicious"]}) == list(range(12))
-    assert len(numbers) == 9
     assert abs(omega).max() < 10  # noise with standard deviation 100 would be all there is to see

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from numpy.testing import assert_allclose, assert_array_equal
@@ -47,18 +46,6 @@ def test_what_is_uploaded(kind: Any) -> None:
     assert honest["w"][0] == 0.5
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_one_value_is_in_all_arrays_and_types_are_kept(dtype: Any) -> None:
-    honest = {"w": np.ones((2, 3), dtype), "b": np.ones((), dtype), "none": np.ones(0, dtype)}
-    for kind in GOLDEN:
-        sent = Attack(kind, 0.5).draw(honest, np.random.default_rng(1))  # type: ignore[arg-type]
-        assert {n: (a.shape, a.dtype) for n, a in sent.items()} == {
-            n: (a.shape, a.dtype) for n, a in honest.items()
-        }
-    sent = Attack("same-value", 0.5).draw(honest, np.random.default_rng(1))
-    assert len({*sent["w"].ravel().tolist(), float(sent["b"])}) == 1
-
-
 def test_labels_are_drawn_once_from_seed_and_client() -> None:
     labels = np.arange(8, dtype=np.int32)
     attack = Attack("random-labels", 0.5, seed=3)
@@ -71,9 +58,6 @@ def test_labels_are_drawn_once_from_seed_and_client() -> None:
     assert differs({"y": Attack("random-labels", 0.5).poisoned(labels, 10, 4)}, {"y": own})
     # Of two classes the other: drawn at random half of them would be true.
     assert attack.poisoned(np.array([0, 1, 1]), 2, 4).tolist() == [1, 0, 0]
-    many = attack.poisoned(np.zeros(9000, int), 3, 0)
-    assert Counter(many.tolist()).keys() == {0, 1, 2}
-    assert min(Counter(many.tolist()).values()) > 2850
 
 
 def test_an_attack_on_labels_is_none_on_messages() -> None:
@@ -107,7 +91,6 @@ def test_every_upload_is_drawn_anew() -> None:
     [
         ("kind", {"kind": "zero", "ratio": 0.1}),
         ("ratio", {"kind": "gaussian", "ratio": 1.0}),
-        ("sigma", {"kind": "gaussian", "ratio": 0.1, "sigma": 0}),
         ("sigma", {"kind": "one-huge", "ratio": 0.1, "sigma": 2.0}),
     ],
 )
@@ -143,12 +126,6 @@ def test_clients_are_attacked_alike_on_any_number_of_nodes() -> None:
     assert differs(wanted.state_dict(), plain.state_dict())
     on_one = mean_run(client_app(attacked_client_fn(fn, SIGNS), num_clients=4), 1)
     assert_same_runs(on_one, wanted)
-
-
-def test_a_node_that_does_not_say_who_it_is_is_told() -> None:
-    context = Context(0, 1, {}, RecordDict(), {})
-    with pytest.raises(ValueError, match="partition-id"):
-        attacked_client_fn(client_fn_of(Adding), SIGNS)(context)
 
 
 def test_a_handshake_is_honest() -> None:

@@ -60,21 +60,6 @@ def cell_of(
     return Cell(method, method, comparison.raw_settings(method, 1, {}), held_out, trial, None)
 
 
-@pytest.mark.parametrize("cohort", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_epoch_has_a_gradient_of_every_sample(cohort: bool) -> None:
-    found = cells.run(cell_of("fedavg", training__cohort=cohort))
-    samples = sum(len(client.train[1]) for client in load("digits-swap", 1).clients)
-    # Two rounds of three epochs; a stack of clients counts none of its padding.
-    assert found["gradients"] == 2 * 3 * samples
-    assert found["trained"] == 2 * 12
-    parameters = (64 * 128 + 128) + (128 * 64 + 64) + (64 * 10 + 10)
-    assert [up for _, _, up in found["traffic"]] == [4 * 12 * parameters] * 2
-    values = found["models"]["one global model"]["clients"]
-    mean = found["models"]["one global model"]["mean"]
-    assert mean == pytest.approx(sum(values.values()) / 12)
-    assert found["curves"]["one global model"] == [(2, mean)]
-
-
 def batch_sizes(n: int, count: int) -> list[int]:
     """Return the sizes of the first batches of 20, epoch after epoch."""
     epoch = [20] * (n // 20) + [n % 20] * (n % 20 > 0)
@@ -205,7 +190,6 @@ def test_a_method_and_a_model_are_a_class_and_a_function_of_the_users(
     ("data", "options", "named"),
     [
         ("minedata:nothing", {}, ["minedata:nothing", "list", "FederatedData"]),
-        ("minedata:load", {"classes": 1}, ["train", "client 0", "labels from 0 to 1"]),
         ("minedata:load", {"kind": torch.float32}, ["train", "client 0", "torch.int64"]),
     ],
 )

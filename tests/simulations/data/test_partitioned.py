@@ -3,7 +3,6 @@
 import io
 import os
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,6 @@ def parts(client: ClientData) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def inputs(data: FederatedData) -> torch.Tensor:
     return torch.cat([x for client in data.clients for x, _ in parts(client)])
-
-
-def size(client: ClientData) -> int:
-    return sum(len(y) for _, y in parts(client))
 
 
 def test_noise_has_variance_sigma_i_over_m_in_training_and_test() -> None:
@@ -114,27 +109,6 @@ def assert_colours(data: FederatedData, n: int, atol: float) -> None:
     assert torch.allclose(rgb[:, 2], torch.tensor(60.0), atol=atol)
 
 
-def fake_torchvision(monkeypatch: pytest.MonkeyPatch, cifar10: object) -> None:
-    module = types.ModuleType("torchvision")
-    module.datasets = types.SimpleNamespace(CIFAR10=cifar10)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torchvision", module)
-
-
-class FakeCifar10:
-    """As torchvision's: `data` and `targets` of what lies in ``root/cifar-10-batches-py``."""
-
-    def __init__(self, root: Path | str, train: bool = True, download: bool = False) -> None:
-        folder = Path(root) / "cifar-10-batches-py"
-        if download:
-            folder.mkdir(parents=True)
-            (folder / "batches.meta").write_text("complete")
-        if not (folder / "batches.meta").is_file():
-            raise RuntimeError("Dataset not found or corrupted.")
-        images, labels = colours(60)
-        part = slice(0, 50) if train else slice(50, 60)
-        self.data, self.targets = images[part], labels[part].tolist()
-
-
 def test_packed_cifar10_is_read_and_says_that_it_is_lossy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -145,59 +119,7 @@ def test_packed_cifar10_is_read_and_says_that_it_is_lossy(
     assert_colours(data, 60, atol=4)  # JPEG moves a colour by a few levels
 
 
-def test_cifar10_is_downloaded_where_there_is_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    fake_torchvision(monkeypatch, FakeCifar10)
-    root = tmp_path / "not" / "yet" / "there"
-    assert load("cifar10", 0, root, clients=2, partition="noise").name == "cifar10"
-    assert [path.name for path in root.iterdir()] == ["cifar-10-batches-py"]
-
-
-PACKED_DAMAGES = {
-    "offsets cut": lambda content: {"offset": content["offset"][:-1]},
-    "data cut": lambda content: {"data": content["data"][:-5]},
-    "no JPEG": lambda content: {"data": np.zeros_like(content["data"])},
-}
-
-
-@pytest.mark.parametrize("damage", PACKED_DAMAGES.values(), ids=PACKED_DAMAGES)
-def test_a_damaged_packed_file_is_named(tmp_path: Path, damage: Any) -> None:
-    path = write_packed(tmp_path, *colours(60))
-    content = dict(np.load(path))
-    np.savez(path, **(content | damage(content)))
-    with refused(ValueError, path, "https"):
-        load("cifar10", 0, tmp_path, clients=3)
-
-
 # The real files
-
-
-def needs(path: str) -> Path:
-    if not (ROOT / path).exists():
-        pytest.skip(f"needs {path} under $FL_ADMM_DATA")
-    return ROOT
-
-
-@pytest.mark.slow
-def test_real_mnist() -> None:
-    """MNIST's published class counts, 60,000 and 10,000 together: 6903 zeros, 6958 nines."""
-    data = load("mnist", 0, needs("MNIST/raw"), partition="dirichlet-quantity")
-    assert sum(map(size, data.clients)) == 70_000
-    labels = torch.cat([y for client in data.clients for _, y in parts(client)])
-    assert torch.bincount(labels)[[0, 9]].tolist() == [6903, 6958]
-    # The constants of the normalisation are those of the training images.
-    x = inputs(data)
-    assert x.mean().item() == pytest.approx(0, abs=0.01)
-    assert x.std().item() == pytest.approx(1, abs=0.01)
-
-
-def test_the_groups_of_label_groups_are_the_true_clusters() -> None:
-    data = load("digits", 0, partition="label-group", clients=6, groups=2)
-    assert data.true_clusters.tolist() == [0, 0, 0, 1, 1, 1]
-    classes = [set(client.train[1].tolist()) for client in data.clients]
-    assert classes[0] == classes[2]
-    assert not classes[0] & classes[3]
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 3), (9,)])

@@ -13,7 +13,6 @@ from simulations.data.partitions import (
     in_groups,
     label_count,
     label_group,
-    stratified,
 )
 from tests.support.refusals import refused
 
@@ -62,27 +61,6 @@ def test_a_client_holds_k_shards_each_of_one_label(k: int) -> None:
 def test_quantity_shares_and_their_minimum(shares: list[float], sizes: list[int]) -> None:
     dealt = dirichlet_quantity(1000, 4, 0.5, Fixed(shares))  # type: ignore[arg-type]
     assert [len(part) for part in dealt] == sizes
-
-
-def test_a_stratified_subset_keeps_the_class_shares() -> None:
-    labels = generator(0).permutation(np.repeat([0, 1, 2], [600, 300, 100]))
-    for samples in (1, 10, 333, 1000):
-        index = stratified(labels, samples, generator(1))
-        assert len(set(index)) == samples
-        counts = np.bincount(labels[index], minlength=3)
-        assert np.abs(counts - samples * np.array([0.6, 0.3, 0.1])).max() < 1
-    assert max(stratified(labels, 10, generator(1))) > 500  # not the first ones
-
-
-def test_a_client_has_some_labels_and_a_class_is_shared_by_who_drew_it() -> None:
-    dealt = by_flower("label-subset", LABELS, 20, generator(0))
-    counts = np.array([np.bincount(LABELS[part], minlength=10) for part in dealt])
-    assert (np.count_nonzero(counts, axis=1) == 2).all()
-    for label in range(10):
-        part = counts[counts[:, label] > 0, label]
-        assert part.size == 0 or (part.sum() == 300 and part.max() - part.min() <= 1)
-    assert len(np.unique(np.concatenate(dealt))) == sum(map(len, dealt))
-    assert len({tuple(np.flatnonzero(row)) for row in counts}) > 10
 
 
 def test_groups_have_classes_of_their_own() -> None:

@@ -46,14 +46,6 @@ def test_the_client_is_chosen_by_the_kind_of_data() -> None:
     assert data_of(METHODS["fedmc-admm"]) == [RatingsData]
 
 
-def test_a_strategy_without_a_client_of_its_own_has_that_of_its_base() -> None:
-    class Faster(FPFC):
-        pass
-
-    assert client_of(Faster, TorchProblem) is FPFCClient
-    assert data_of(StatefulStrategy) == []
-
-
 def test_an_unknown_name_is_answered_with_what_was_meant() -> None:
     with pytest.raises(ValueError, match=r"unknown baseline 'fedavrg'. Did you mean 'fedavg'"):
         strategy_named("fedavrg", "baseline")

@@ -18,11 +18,6 @@ OPTIONS = (
 )
 
 
-def needs(file: str) -> pytest.MarkDecorator:
-    missing = not (ROOT / file).is_file()
-    return pytest.mark.skipif(missing, reason=f"needs {file} under $FL_ADMM_DATA")
-
-
 def small(out: Path, *changes: str, transform: str = "none") -> RunConfig:
     changes = (
         HERE,
@@ -82,13 +77,3 @@ def test_the_two_presets_of_the_paper_and_its_code() -> None:
     assert "rating_transform" not in paper.data.options
     assert authors.data.options["rating_transform"] == "zscore"
     assert (authors.algorithm.beta, authors.algorithm.init_scale) == (1e4, 2e-4)  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-@needs("ml-100k/u.data")
-def test_movielens_100k(tmp_path: Path) -> None:
-    changes = ("training.num-rounds=50", "training.evaluate-every=50")
-    result = result_of(run(RunConfig("movielens-100k", changes=changes, out=tmp_path / "run")))
-    federated = result["models"]["users' and items' factors"]["mean"]
-    # As good as one who sees all ratings, with biases; measured over five seeds: 0.910.
-    assert abs(federated - 0.91) < 0.02

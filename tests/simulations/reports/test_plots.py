@@ -57,14 +57,6 @@ def test_metric_draws_every_line_and_every_level(tmp_path, figures):
     assert (figures[0].get_suptitle(), axes.get_title(loc="left")) == ("A run", "lr=0.1")
 
 
-def test_a_logarithmic_axis_leaves_out_what_it_cannot_show(tmp_path, figures):
-    curve = [(1, 1.0), (2, 1e-9), (3, 0.0)]
-    curves({"a": curve}, ylabel="y", picture=Picture(tmp_path / "m.png", "t"), log=True)
-    axes = figures[0].axes[0]
-    assert axes.get_yscale() == "log"
-    np.testing.assert_array_equal(axes.get_lines()[0].get_ydata(), [1.0, 1e-9])
-
-
 def test_of_several_values_at_one_place_the_mean_and_the_deviation_are_drawn(tmp_path, figures):
     line = [("0.1", 1.0), ("0.1", 3.0), ("0.5", 5.0), ("0.5", 5.0)]
     curves({"a": line}, ylabel="y", xlabel="nu", picture=Picture(tmp_path / "m.png", "t"))
@@ -129,17 +121,6 @@ def test_distances_of_the_plane_are_those_of_the_models():
     # Of the corners of a cube it shows two of three dimensions.
     cube = np.stack(np.meshgrid([0, 1], [0, 1], [0, 1]), axis=-1).reshape(8, 3)
     assert plots._plane(cube.astype(float))[1] == pytest.approx(2 / 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [[1], [5], [1] * 100, [3] * 9 + [1] * 4])
-def test_clients_alone_equal_models_and_more_clusters_than_colours(sizes, tmp_path):
-    omega, found = clustered(sizes)
-    omega = omega if len(sizes) > 1 else np.ones_like(omega)
-    distance_heat_map(omega, found, range(len(omega)), picture=Picture(tmp_path / "h.png", "Heat"))
-    embedding(omega, found, found, picture=Picture(tmp_path / "e.png", "Map"))
-    check_png(tmp_path / "h.png", 1200, 1050)
-    check_png(tmp_path / "e.png", 1200, 1050)
 
 
 @pytest.mark.slow

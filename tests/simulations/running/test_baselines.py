@@ -63,10 +63,6 @@ def test_what_is_left_out_is_the_algorithms() -> None:
     settings = load_settings("digits-fpfc", changes=changes)
     local = settings.baselines.methods()["local"]
     assert completed(local, settings.algorithm).arguments()["local_epochs"] == 4
-    # An algorithm without them lends nothing: the constructor's own.
-    settings = load_settings("fedgia-v1", changes=["baselines.fedgia.local-steps=3"])
-    table = settings.baselines.methods()["fedgia"]
-    assert completed(table, settings.algorithm).arguments()["local_steps"] == 3
 
 
 @pytest.mark.slow

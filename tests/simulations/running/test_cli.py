@@ -74,64 +74,50 @@ def test_describe_shows_a_setting_and_names_what_it_does_not_know() -> None:
     assert names(output, "quik", "quick")
 
 
-@pytest.mark.parametrize(
-    ("out", "why"),
-    [
-        ("file", "{0}/file is a file"),
-        ("n" * 300, "file name too long"),
-        ("closed", "permission denied"),
-        ("full", "not empty"),
-    ],
-)
-def test_a_results_folder_that_cannot_be_is_a_sentence(
-    out: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "closed").mkdir()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine.txt").touch()
-    # Root may write anywhere, and tests may be run by root.
-    shut = lambda path, mode: mode != os.W_OK or Path(path).name != "closed"  # noqa: E731
-    monkeypatch.setattr(os, "access", shut)
-    monkeypatch.setattr(cli, "_run", lambda *_: pytest.fail("the run was started"))
-    code, output = invoke("run", "digits-fpfc", "--out", str(tmp_path / out))
-    assert code == 1
-    assert names(output, tmp_path / out, why.format(tmp_path), "--out")
-    assert "Errno" not in output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "named"),
-    [
-        (["digits-fpcf"], 1, ["digits-fpcf", "digits-fpfc"]),
-        (["digits-fpfc", "--set", "data.options.clinets=3"], 1, ["clinets", "clients"]),
-        (["housing-bodyfat", "--data-root", "."], 1, ["housing.data", "--data-root"]),
-        (["digits-fpfc", "--engine", "raj"], 2, ["raj", "ray", "inprocess"]),
-        (["digits-fpfc", "--gpus-per-client", "0.5"], 1, ["gpus-per-client", "CUDA"]),
-        (
-            ["digits-fpfc", "--gpus-per-client", "0.5", "--engine", "inprocess"],
-            1,
-            ["gpus-per-client", "client.device"],
-        ),
-    ],
-)
-def test_what_cannot_be_is_said_before_an_engine_starts(
-    arguments: list[str],
-    code: int,
-    named: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a test that starts an engine; there is no CUDA device."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(cli, "_run", lambda *_: pytest.fail("the run was started"))
-    found, output = invoke("run", *arguments)
+
+
+@pytest.mark.usefixtures("not_run")
+@pytest.mark.parametrize(("out", "why"), [("file", "directory"), ("full", "not empty")])
+def test_a_results_folder_that_cannot_be_is_a_sentence(out: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    code, output = invoke("run", "digits-fpfc", "--out", str(tmp_path / out))
+    assert code == 1
+    assert names(output, tmp_path / out, why, "--out")
+    assert "Errno" not in output
+
+
+@pytest.mark.usefixtures("not_run")
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        ("digits-fpcf", 1, ["digits-fpcf", "digits-fpfc"]),
+        ("housing-bodyfat --data-root .", 1, ["housing.data", "--data-root"]),
+        ("digits-fpfc --engine raj", 2, ["raj", "ray", "inprocess"]),
+        ("digits-fpfc --gpus-per-client 0.5", 1, ["gpus-per-client", "CUDA"]),
+        ("digits-fpfc --gpus-per-client 0.5 --engine inprocess", 1, ["client.device"]),
+    ],
+)
+def test_what_cannot_be_is_said_before_an_engine_starts(
+    arguments: str, code: int, named: list[str]
+) -> None:
+    found, output = invoke("run", *arguments.split())
     assert found == code
     assert names(output, *named)
     assert "Traceback" not in output
-    assert len(output.splitlines()) < 24
+
+
+def test_workers_and_gpus_are_rays() -> None:
     backend = Host(workers=8, gpus_per_client=0.25).ray_config(verbose=True)
     assert backend["client_resources"] == {"num_cpus": 1, "num_gpus": 0.25}
+    assert backend["init_args"]["num_cpus"] == 8
 
 
 def _broken_client_app(run_config: object) -> ClientApp:

@@ -116,9 +116,7 @@ def content(folder: Path) -> dict[Path, bytes]:
     ("change", "named"),
     [
         ("seed=7", ["seed"]),
-        ("data.options.clients=5", ["data.options.clients"]),
         ("data={ name = 'digits-swap' }", ["data.name", "data.options.partition"]),
-        ("model.name=mlp", ["model.name"]),
         ("algorithm={ name = 'fedprox', lr = 0.3 }", ["algorithm.name"]),
     ],
 )

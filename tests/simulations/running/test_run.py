@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.experiments.loading import load_settings
 from tests.simulations.quick_runs import TINY, result_of, run
 from tests.support.federation import assert_same_bits, differs
-from tests.support.refusals import names, refused
+from tests.support.refusals import refused
 
 SHORT = ("training.num-rounds=6", "training.evaluate-every=3")
 
@@ -109,23 +109,6 @@ def test_the_written_experiment_gives_the_same_bits(
     # Other clients were sampled, too: the seed is not only that of the data.
     assert not np.array_equal(other["base/train_rng"], state["base/train_rng"])
     assert differs(other, state)
-
-
-@pytest.mark.slow
-def test_the_report_tells_of_the_search_for_groups(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def search(name: str, *changes: str) -> tuple[Any, str]:
-        folder = run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / name))
-        return result_of(folder)["search"], " ".join(capsys.readouterr().out.split())
-
-    quick = ("training.num-rounds=12", "algorithm.consensus-rounds=1", "algorithm.lr=0.5")
-    found, output = search("groups", *quick)
-    assert found["last_round"] == 8
-    # What went both ways in these rounds: half of the clients train in the consensus.
-    sent = 6 * (2 + 1) + 12 * 2 + len(found["losses"]) * 12 * (2 * 5 + 1)
-    taken = f"{found['losses'][found['chosen']]:.3g}, taken"
-    assert names(output, "rounds 1 to 8", taken, f"{650 * sent:,} numbers")
 
 
 @pytest.mark.slow

