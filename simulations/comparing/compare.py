@@ -102,8 +102,7 @@ def compare(
     (out / CELLS).mkdir(parents=True, exist_ok=True)
     with lock_folder(out / CELLS):
         write_text(out / COMPARISON, comparison.to_toml())
-        workers = Workers(most or num_cores())
-        return _Schedule(comparison, out / CELLS, workers, say).run(data_root)
+        return _Schedule(comparison, out / CELLS, most or num_cores(), say).run(data_root)
 
 
 Batch = Generator[list[Cell], list[Found], Outcome]
@@ -172,9 +171,9 @@ def _value(found: Found) -> float | None:
 class _Schedule:
     """Has the methods' cells run side by side, each cell once; a method waits for its own only."""
 
-    def __init__(self, comparison: ComparisonPlan, folder: Path, pool: Workers, say: Say) -> None:
-        self.comparison, self.folder, self.pool, self.say = comparison, folder, pool, say
-        self.runs = ThreadPoolExecutor(pool.most)
+    def __init__(self, comparison: ComparisonPlan, folder: Path, most: int, say: Say) -> None:
+        self.comparison, self.folder, self.say = comparison, folder, say
+        self.pool, self.runs = Workers(), ThreadPoolExecutor(most)
         self.lock = Lock()
         self.futures: dict[Path, Future[Found]] = {}
         self.done = 0
@@ -216,7 +215,6 @@ class _Schedule:
                 found = {"alias": cell.alias, "seed": cell.seed, "error": error}
         what = "trial" if cell.on_validation else "gauge" if cell.gauge else f"seed {cell.seed}"
         with self.lock:
-            self.pool.largest = max(self.pool.largest, found.get("memory", 0))
             self.done += 1
             self.say(f"{self.done} {cell.alias}, {what}: {_in_short(found)}{how}")
         return found

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,13 +26,9 @@ Scheme = Literal[
     "noise",
     "dirichlet-quantity",
     "hybrid",
-    "label-subset",
     "label-group",
     "rotation",
     "iid",
-    "linear",
-    "square",
-    "pathological",
 ]
 QUARTERS = {1: 4, 2: 2, 4: 1}
 """Quarter turns from one group to the next, by the number of groups."""
@@ -76,14 +72,11 @@ def partitioned(
     partition : str
         'label-count' (#label=k shards), 'dirichlet-label' (Dir(beta) label shares), 'noise'
         (Gaussian, variance sigma i / m), 'dirichlet-quantity' (Dir(beta) sizes) or 'hybrid' (half
-        #label=k, half Dir(beta) sizes), all of FLAME; PACFL's
-        'label-subset' (k random labels a client) and 'label-group' (groups of clients with classes
+        #label=k, half Dir(beta) sizes), all of FLAME; 'label-group' (groups of clients with classes
         of their own), and IFCA's 'rotation' (groups with pictures turned by 90 or 180 degrees more;
-        each deals all samples). With the last two the true clusters are known. And
-        flwr-datasets' 'iid', 'linear', 'square' (sizes) and 'pathological' (k random
-        labels a client); its Dirichlet partitioner is 'dirichlet-label'. See `partitions`.
+        each deals all samples), both with known true clusters; and 'iid'. See `partitions`.
     labels_per_client : int
-        k of 'label-count', 'hybrid', 'label-subset' and 'pathological'.
+        k of 'label-count' and 'hybrid'.
     beta : float
         beta of 'dirichlet-label', 'dirichlet-quantity' and 'hybrid'.
     sigma : float
@@ -130,8 +123,7 @@ def partitioned(
         "label-group": lambda: partitions.label_group(labels, clients, groups, rng),
         "rotation": lambda: partitions.in_groups(n, clients, groups, rng),
     }
-    skew: dict[str, Any] = {"labels_per_client": labels_per_client, "beta": beta}
-    by_flower = partial(partitions.by_flower, partition, labels, clients, rng, **skew)
+    by_flower = partial(partitions.by_flower, partition, labels, clients, rng, beta=beta)
     dealt = deal.get(partition, by_flower)()
     grouped = partition in ("label-group", "rotation")
     truth = partitions.groups_of(clients, groups) if grouped else None

@@ -77,37 +77,23 @@ def label_count(
     return [np.concatenate([shards[s] for s in hand]) for hand in drawn.reshape(clients, -1)]
 
 
-_LABELS_DRAWN: dict[str, Any] = {"pathological": "first-deterministic", "label-subset": "random"}
-
-
 def by_flower(
-    name: str,
-    labels: Index,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    labels_per_client: int = 2,
-    beta: float = 0.5,
+    name: str, labels: Index, clients: int, rng: np.random.Generator, *, beta: float = 0.5
 ) -> list[Index]:
     """Deal by one of flwr-datasets' partitioners, which has its rule.
 
     Parameters
     ----------
-    name : {"dirichlet-label", "iid", "linear", "square", "pathological", "label-subset"}
+    name : {"dirichlet-label", "iid"}
         Label skew by distribution, ``Dir(beta)`` (scheme 2): class c goes to the clients in the
         shares p_c ~ Dirichlet(beta, ..., beta), drawn again, up to 10 times, until every client has
-        10 samples. IID parts; sizes that grow with the client's number, or its square. Or
-        `labels_per_client` labels a client: client i has label i and others, so that all are dealt
-        where there are as many clients, or all are drawn at random, PACFL's label skew, where
-        some labels may be drawn by no client.
+        10 samples. Or IID parts.
     labels : ndarray, shape (n,)
         Class of each sample.
     clients : int
         Number of clients, m.
     rng : Generator
         Decides the shares, and which client gets which samples.
-    labels_per_client : int
-        Of the last two.
     beta : float
         Concentration beta, above 0; the smaller, the fewer labels a client has.
 
@@ -117,19 +103,14 @@ def by_flower(
         If a client would have no samples, or by "dirichlet-label" less than 10.
     """
     from datasets import Dataset  # here: takes seconds
-    from flwr_datasets import partitioner as flowers
+    from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner
 
     # A partitioner cuts a class in the order in which its samples come.
     order, seed = rng.permutation(len(labels)), int(rng.integers(2**32))
-    options: dict[str, Any] = {"shuffle": False, "seed": seed}
+    made = IidPartitioner(clients)
     if name == "dirichlet-label":
-        options["min_partition_size"] = MIN_LABEL_SKEW
-        made = flowers.DirichletPartitioner(clients, "label", beta, **options)
-    elif name in _LABELS_DRAWN:
-        options["class_assignment_mode"] = _LABELS_DRAWN[name]
-        made = flowers.PathologicalPartitioner(clients, "label", labels_per_client, **options)
-    else:
-        made = getattr(flowers, f"{name.capitalize()}Partitioner")(clients)
+        options: dict[str, Any] = {"min_partition_size": MIN_LABEL_SKEW, "shuffle": False}
+        made = DirichletPartitioner(clients, "label", beta, seed=seed, **options)
     made.dataset = Dataset.from_dict({"label": labels[order], "index": order})
     try:
         with warnings.catch_warnings(action="ignore"):  # of sizes and classes, which are refused
@@ -138,8 +119,7 @@ def by_flower(
         raise ValueError(
             f"flwr-datasets' {type(made).__name__} cannot deal {len(labels)} samples to "
             f"clients={clients} with beta={beta}: {str(error).rstrip('.')}. Use fewer clients, "
-            "more samples, a larger beta, and at most as many labels_per_client as there are "
-            "classes."
+            "more samples or a larger beta."
         ) from error
 
 

@@ -13,7 +13,7 @@ from ..problems import Problem, problem_of
 from ..reports import MethodReport, report_of
 from ..settings.tables import Settings
 from ..settings.wording import unknown
-from .loading import changed_settings, load_settings
+from .loading import load_settings
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,12 @@ class Experiment:
         The algorithm's.
     baselines : mapping of str to Federation
         The methods of ``[baselines]`` over the same problem.
-    unlike : tuple of str
-        Why the published numbers are not of such a run, which leaves them out.
     """
 
     name: str
     federation: Federation
     report: MethodReport
     baselines: Mapping[str, Federation]
-    unlike: tuple[str, ...] = ()
 
     @property
     def problem(self) -> Problem:
@@ -119,8 +116,7 @@ def load_experiment(config: RunConfig) -> Experiment:
     settings = load_settings(
         config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
     )
-    unlike = _unlike_the_published(config, settings)
-    if unlike:
+    if _has_other_data(config, settings):
         settings = settings.model_copy(update={"published": {}})
     problem = problem_with(settings, load_data(settings, config.data_root))
     report = report_of(type(settings.algorithm).builds, type(problem))
@@ -128,26 +124,21 @@ def load_experiment(config: RunConfig) -> Experiment:
     baselines = {name: baseline_of(problem, name) for name in settings.baselines.methods()}
     for method in (federation, *baselines.values()):
         method.strategy()  # what a constructor refuses is said now, not after the first run
-    return Experiment(Path(config.experiment).stem, federation, report, baselines, unlike)
+    return Experiment(Path(config.experiment).stem, federation, report, baselines)
 
 
-def _unlike_the_published(config: RunConfig, settings: Settings) -> tuple[str, ...]:
-    """Return what a run has otherwise than the file whose published numbers it would show.
+def _has_other_data(config: RunConfig, settings: Settings) -> bool:
+    """Return whether a run has other data than the published numbers of its file are of.
 
-    That is data, model or attack, by changes or by a profile without such numbers of its own, and
-    the profile ``quick``, if that changes more than the report.
+    That is another data set, model or attack, by changes or by a profile without published numbers
+    of its own; or the profile ``quick``, if that changes more than the report.
     """
-    if not settings.published:
-        return ()
-    before, profile = (load_settings(config.experiment, profile=p) for p in ("", config.profile))
-    if profile.published != before.published:
-        before = profile
-    keys = changed_settings(before, settings)
-    other = [key for key in keys if key.startswith(("data.", "model.", "attack."))]
-    shortened = changed_settings(before, profile) if config.profile == "quick" else ()
-    if any(not key.startswith("report.") for key in shortened):
-        other.append("profile quick")
-    return tuple(other)
+    profile = settings.profiles.get(config.profile, {})
+    keys = [change.strip() for change in config.changes]
+    if not any(key.startswith("published") for key in profile):
+        keys += profile
+    short = config.profile == "quick" and not all(key.startswith("report.") for key in profile)
+    return short or any(key.startswith(("data", "model", "attack")) for key in keys)
 
 
 def load_data(settings: Settings, data_root: Path | None) -> Data:

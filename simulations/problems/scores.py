@@ -18,9 +18,7 @@ class Metric:
     Attributes
     ----------
     key : str
-        Its name in the clients' metrics, ``KIND-KEY``, and in ``result.json``.
-    published : str
-        Its column in the published rows.
+        Its name in the clients' metrics, ``KIND-KEY``, in ``result.json`` and published rows.
     header : str
         Of the table's column.
     measure : str
@@ -38,7 +36,6 @@ class Metric:
     """
 
     key: str
-    published: str
     header: str
     measure: str
     legend: str
@@ -66,7 +63,6 @@ METRICS = {
     for metric in (
         Metric(
             key="accuracy",
-            published="acc",
             header="Acc %",
             measure="test accuracy",
             legend="Acc: test accuracy, mean over clients.",
@@ -76,7 +72,6 @@ METRICS = {
         ),
         Metric(
             key="rmse",
-            published="rmse",
             header="RMSE",
             measure="test error (RMSE)",
             legend="RMSE: test error in the target's unit, mean over clients.",
@@ -84,7 +79,6 @@ METRICS = {
         ),
         Metric(
             key="ndcg",
-            published="ndcg",
             header="NDCG",
             measure="NDCG at 10",
             legend="NDCG: of the 10 best of all items that a user has not rated, where test "
@@ -95,7 +89,6 @@ METRICS = {
         ),
         Metric(
             key="objective",
-            published="objective",
             header="Objective",
             measure="objective",
             legend="Objective: the function that is minimised, on the training data.",

@@ -41,7 +41,6 @@ class AsyncFPFCReport(FPFCReport):
         base, strategy = super().report(run), run.strategy
         runs, clock = {strategy.title: _own(run)}, strategy.clock[strategy.last_round]
         settings: AsyncFPFCReportSettings = run.settings.report  # type: ignore[assignment]
-        files = dict(base.files)
         if strategy.delay is not None and settings.active:
             runs |= dict(_beside(run, count, clock) for count in settings.active)
             plots.curves(
@@ -51,7 +50,6 @@ class AsyncFPFCReport(FPFCReport):
                 picture=run.picture("time.png", "with and without waiting"),
                 compared=[title for title in runs if title != strategy.title],
             )
-            files["time.png"] = "the metric over the time of the clock"
         staleness = strategy.staleness
         age = (
             f"Staleness: {sum(staleness.values()) / len(staleness):.1f} replies on average, "
@@ -60,7 +58,7 @@ class AsyncFPFCReport(FPFCReport):
         *body, summary = base.body
         measured = {"seconds_of_the_clock": clock, "staleness": staleness, "by_the_clock": runs}
         extra = {**base.extra, **measured}
-        return replace(base, body=(*body, age, summary), files=files, extra=extra)
+        return replace(base, body=(*body, age, summary), extra=extra)
 
 
 def _main_metric(run: Finished, scores: ModelScores) -> float:

@@ -15,7 +15,7 @@ from fl_admm_strategies.runtime.callbacks import StopRule
 from ..methods import Federation
 from ..problems import Problem
 from ..problems.scores import ModelScores
-from ..settings.tables import ReportSettings, Settings, setting_of
+from ..settings.tables import ReportSettings, Settings
 from .plots import Picture
 
 NONE = "–"
@@ -63,13 +63,9 @@ class Finished:
         return self.problem.settings
 
     def picture(self, file: str, what: str = "") -> Picture:
-        """Return a picture of the run, titled by its method, data, form and settings."""
-        setting = setting_of(self.settings)
-        return Picture(
-            self.out / file,
-            f"{self.title} on {self.problem.data.name}" + (f": {what}" if what else ""),
-            f"{self.strategy.form} {setting}".strip(),
-        )
+        """Return a picture of the run, titled by its method and data."""
+        title = f"{self.title} on {self.problem.data.name}" + (f": {what}" if what else "")
+        return Picture(self.out / file, title)
 
     def numbers_sent(self, last_round: int) -> int:
         """Return how many numbers the rounds up to one sent, both ways."""
@@ -100,8 +96,6 @@ class ReportContent:
     body : sequence of str
         Paragraphs of Markdown under the table, and as the last the sentences on the outcome, for a
         reader who has not read the paper.
-    files : mapping of str to str
-        The files that the report wrote into the run's folder, and what each shows.
     extra : mapping of str to Any
         Further fields of ``result.json``; see `as_json` for what the values may be.
     """
@@ -109,7 +103,6 @@ class ReportContent:
     cells: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     legend: Sequence[str] = ()
     body: Sequence[str] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -46,7 +46,6 @@ class FedGiAReport(MethodReport):
         last = strategy.run.record.result.train_metrics_clientapp[strategy.last_round]
         found = {name: last.get(name, math.nan) for name in ("objective", "squared-gradient")}
         rounds = strategy.communication_rounds if found["squared-gradient"] <= bound else None
-        files = {}
         if curve := _gradients(strategy):
             plots.curves(
                 {"‖∇f(x)‖²": curve},
@@ -55,7 +54,6 @@ class FedGiAReport(MethodReport):
                 levels={f"the run ends here: n·{asked.tolerance:g}": bound},
                 log=True,
             )
-            files["gradient.png"] = "how the gradient vanishes"
         body = list(super().report(run).body)
         if rounds is None:
             advice = "give it more training.num-rounds, or a larger algorithm.t if f grows."
@@ -69,7 +67,6 @@ class FedGiAReport(MethodReport):
                 "aggregation further. Time: with all messages and evaluations.",
             ),
             body=body,
-            files=files,
             extra={name.replace("-", "_"): value for name, value in found.items()},
         )
 

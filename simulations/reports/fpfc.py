@@ -101,10 +101,6 @@ class FPFCReport(MethodReport):
                 *_how_found(run, found),
                 _summary(run, clustering_at(found.nu, theta_norms, true)),
             ),
-            files={
-                "distances.png": "how far apart the client models are",
-                "embedding.png": "the client models in two dimensions",
-            },
             extra={
                 "clustering": [row._asdict() for row in rows],
                 "cost": cost,

@@ -55,16 +55,13 @@ class Picture:
         The PNG file to write; its folder is made.
     title : str
         What was run, e.g. "FPFC on digits-swap".
-    setting : str
-        In which form of the method and with which settings; below the title.
     """
 
     path: Path
     title: str
-    setting: str = ""
 
     def axes(self, inches: tuple[float, float], hint: str = "") -> tuple[Figure, Axes]:
-        """Return a figure with axes, above which stand title, setting and how they are read."""
+        """Return a figure with axes, above which stand the title and how they are read."""
         import matplotlib
         from matplotlib.figure import Figure
 
@@ -73,9 +70,7 @@ class Picture:
             axes = figure.subplots()
         title = textwrap.fill(self.title, 68)
         figure.suptitle(title, x=0.02, horizontalalignment="left", fontweight="bold")
-        lines = [textwrap.fill(self.setting, 100, break_on_hyphens=False), hint]
-        above = "\n".join(line for line in lines if line)
-        axes.set_title(above, fontsize=8.5, color=GREY, loc="left")
+        axes.set_title(hint, fontsize=8.5, color=GREY, loc="left")
         return figure, axes
 
     def save(self, figure: Figure) -> None:

@@ -51,7 +51,7 @@ def results_table(result: Result) -> list[Part]:
     if result.published:
         rows.append(["**Published**", *[""] * (len(headers) - 1)])
         for method, published in result.published.items():
-            key = metric.published
+            key = metric.key
             mean = _cell(published.get(key), published.get(f"{key}-std"), metric.digits)
             # A count is a whole number here, but there a mean over seeds.
             numbered = {column: float(value) for column, value in published.items()}

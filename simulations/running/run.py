@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from rich.console import Console
 from rich.markdown import Markdown
 
-from fl_admm_strategies import Local, Models, StatefulStrategy
+from fl_admm_strategies import Local, StatefulStrategy
 from fl_admm_strategies.runtime.models import FOLDER as MODELS_FOLDER
 from fl_admm_strategies.runtime.saving import checkpoints
 from fl_admm_strategies.runtime.saving import history as histories
@@ -154,9 +154,6 @@ def _report(
             f"({attack.kind}); all numbers are of the others."
         )
         extra |= {"attack": attack.kind, "malicious": sorted(problem.malicious)}
-    if experiment.unlike:
-        changed = ", ".join(experiment.unlike)
-        legend.append(f"Left out: the published numbers, which are not of {changed}.")
     result = Result(
         experiment=experiment.name,
         algorithm=finished.title,
@@ -182,7 +179,15 @@ def _report(
     _draw_metric(finished, history, baselines, result)
     parts = [*reports.results_table(result), *report.body, *newcomers.body]
     console.print(Markdown(reports.as_markdown(parts)))
-    _print_files(console, run, report, strategy.models())
+    console.print(f"Results: [bold]{run.out.resolve()}[/bold]", soft_wrap=True)
+    models = strategy.models()
+    if not models.personal and "stay" in models.absent:
+        console.print(
+            "The clients' personal models stayed with the clients. With\n"
+            "--set training.collect-models=true they are sent after the last round.",
+            style="dim",
+            soft_wrap=True,
+        )
     if failed:
         errors = "\n".join(f"{name}: {error}" for name, error in failed.items())
         raise RuntimeError(
@@ -238,7 +243,7 @@ def _draw_metric(
                 name = reports.row_of(method.title, kind) if baselines else kind
                 point = server_round, result.metric.scale * score.mean
                 curves.setdefault(name, []).append(point)
-    own = result.published.get(result.algorithm, {}).get(result.metric.published)
+    own = result.published.get(result.algorithm, {}).get(result.metric.key)
     reports.plots.curves(
         curves,
         ylabel=result.metric.axis,
@@ -246,32 +251,6 @@ def _draw_metric(
         compared=[reports.row_of(one.title, kind) for one in baselines for kind in one.last.models],
         levels={} if own is None else {f"{result.algorithm}, published: {own:g}": own},
     )
-
-
-def _print_files(console: Console, run: PreparedRun, report: ReportContent, models: Models) -> None:
-    files = {
-        "metric.png": "the metric over the rounds",
-        **report.files,
-        folder.RESULT: "the numbers above",
-        folder.metrics_file(): "every round, with every client's metrics",
-        **{
-            folder.metrics_file(name): "the same for a method run for comparison"
-            for name in run.experiment.baselines
-        },
-        folder.SETTINGS: "all settings; run this file to get the same numbers",
-        f"{MODELS_FOLDER}/": "the models as safetensors",
-        folder.STATE: "the server's state, with all models",
-    }
-    console.print(f"Results: [bold]{run.out.resolve()}[/bold]", soft_wrap=True)
-    for file, what in files.items():
-        console.print(f"  {file:<24} {what}", highlight=False)
-    if not models.personal and "stay" in models.absent:
-        console.print(
-            "The clients' personal models stayed with the clients. With\n"
-            "--set training.collect-models=true they are sent after the last round.",
-            style="dim",
-            soft_wrap=True,
-        )
 
 
 def run_newcomers(run: Finished, console: Console) -> tuple[dict[str, ModelScores], ReportContent]:

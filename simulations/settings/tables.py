@@ -12,8 +12,10 @@ from ..attacks import Attack
 from .constructor import Built, table_of
 from .section import Section
 
-Published = Literal["acc", "rmse", "objective", "num", "ari", "f1", "auc", "cr", "time", "cost"]
-Deviation = Literal["acc-std", "rmse-std", "f1-std", "auc-std"]
+Published = Literal[
+    "accuracy", "rmse", "objective", "num", "ari", "f1", "auc", "cr", "time", "cost"
+]
+Deviation = Literal["accuracy-std", "rmse-std", "f1-std", "auc-std"]
 """Columns of a published table, and deviations over the paper's seeds: shares in percent, rounds of
 communication, seconds on the authors' machine, parameters sent both ways."""
 
@@ -138,29 +140,13 @@ class Settings(Section):
         return tomli_w.dumps(self.model_dump(by_alias=True, exclude_none=True))
 
 
-def setting_of(settings: Settings) -> str:
-    """Return what was run in one line: the method's settings, and what else is not the default."""
-    training, model = settings.training, settings.model
-    parts = [f"{name}={_text(value)}" for name, value in settings.data.options.items()]
-    if model is not None:
-        parts += [f"model={model.name}", *given(model, without=("name",))]
-    parts += given(settings.algorithm, without=("name",), defaults=True)
-    parts += [f"client.{part}" for part in given(settings.client)]
-    parts += given(training, without=("num_rounds", "evaluate_every", "checkpoint_every"))
-    if settings.attack is not None and settings.attack.ratio > 0:
-        parts += [f"attack.{part}" for part in given(settings.attack)]
-    return ", ".join([*parts, f"seed={settings.seed}"])
-
-
-def given(table: Section, without: Collection[str] = (), defaults: bool = False) -> list[str]:
-    """Return ``name=value`` of what is not a table's default; with `defaults` of all of it."""
+def given(table: Section, without: Collection[str] = ()) -> list[str]:
+    """Return ``name=value`` of what is not a table's default."""
     values = {name: getattr(table, name) for name in type(table).model_fields}
     return [
         f"{field.alias}={_text(values[name])}"
         for name, field in type(table).model_fields.items()
-        if name not in without
-        and values[name] is not None
-        and (values[name] != field.default or (defaults and values[name] is not False))
+        if name not in without and values[name] is not None and values[name] != field.default
     ]
 
 

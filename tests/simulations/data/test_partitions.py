@@ -84,13 +84,8 @@ def test_groups_have_classes_of_their_own() -> None:
             ["clients=50", "beta=0.1"],
         ),
         (lambda rng: hybrid(LABELS, 1, 2, 0.5, rng), ["clients", 1]),
-        (
-            lambda rng: by_flower("label-subset", LABELS, 5, rng, labels_per_client=11),
-            ["labels_per_client"],
-        ),
         (lambda rng: label_group(LABELS, 20, 11, rng), ["groups", 11]),
         (lambda rng: in_groups(12, 5, 0, rng), ["groups", 0]),
-        (lambda rng: by_flower("linear", LABELS[:20], 10, rng), ["clients=10", "20 samples"]),
     ],
 )
 def test_what_a_scheme_refuses(deal, named: list[Any]) -> None:

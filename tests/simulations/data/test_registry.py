@@ -53,15 +53,11 @@ GOLDEN = [
             "label-group": (1713912763, 35107.375),
             "rotation": (1204259249, 140429.5),
             "dirichlet-label": (1474081000, 35107.375),
-            "label-subset": (3519390070, 24556.625),
             "iid": (3982309692, 35107.375),
-            "linear": (570577879, 35107.375),
-            "square": (3583112184, 35107.375),
-            "pathological": (112621242, 31582.875),
         }.items()
     ),
 ]
-BY_FLOWER = {"dirichlet-label", "label-subset", "iid", "linear", "square", "pathological"}
+BY_FLOWER = {"dirichlet-label", "iid"}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_metric_draws_every_line_and_every_level(tmp_path, figures):
     curves(
         {"personal model": [(2, 0.7), (1, 0.5)], "one global model": [(1, 0.4), (2, np.inf)]},
         ylabel="test accuracy",
-        picture=Picture(tmp_path / "metric.png", "A run", "lr=0.1"),
+        picture=Picture(tmp_path / "metric.png", "A run"),
         compared=["one global model"],
         levels={"FPFC, published": 0.8946, "LOCAL": 0.8497},
     )
@@ -54,7 +54,7 @@ def test_metric_draws_every_line_and_every_level(tmp_path, figures):
     assert personal.get_linewidth() > one.get_linewidth()
     levels = {line.get_label(): line.get_ydata()[0] for line in flat}
     assert levels == {"FPFC, published": 0.8946, "LOCAL": 0.8497}
-    assert (figures[0].get_suptitle(), axes.get_title(loc="left")) == ("A run", "lr=0.1")
+    assert figures[0].get_suptitle() == "A run"
 
 
 def test_of_several_values_at_one_place_the_mean_and_the_deviation_are_drawn(tmp_path, figures):

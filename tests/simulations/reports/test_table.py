@@ -30,8 +30,8 @@ def make_result(**changes) -> Result:
         "engine": "inprocess",
         "seed": 7,
         "published": {
-            "LOCAL": {"acc": 84.97, "cost": 0},
-            "FPFC": {"acc": 89.46, "acc-std": 4, "num": 4, "ari": 1, "cost": 7.33e7},
+            "LOCAL": {"accuracy": 84.97, "cost": 0},
+            "FPFC": {"accuracy": 89.46, "accuracy-std": 4, "num": 4, "ari": 1, "cost": 7.33e7},
         },
         "cells": {
             "personal model": {"cost": 73_261_000},

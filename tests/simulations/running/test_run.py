@@ -151,4 +151,3 @@ def test_published_numbers_stand_beside_their_data_and_model_alone() -> None:
     ):
         found = load_experiment(RunConfig(experiment, profile=profile))
         assert bool(found.settings.published) == is_theirs, (experiment, profile)
-        assert bool(found.unlike) != is_theirs
