@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from ..maths.checks import listing
 from .common.collector import collector_paused
 from .members.client_keys import ClientKeys
-from .members.discovery import QUERY_TIMEOUT, Discovery, GridNodes
+from .members.discovery import Discovery
 from .messages.identity import check_actor
 from .messages.packing import Known, pack_instructions, unpack_replies
 from .messages.records import (
@@ -58,15 +58,13 @@ class GridLink:
 
     def __post_init__(self) -> None:
         self.discovery = Discovery(self.client_keys, self.most_per_node)
-        self._nodes: GridNodes | None = None
         self._sent: list[Metadata] = []  # of the messages of this phase
 
     def connect(self, grid: Grid, wanted: Collection[int], *, allow_missing: bool) -> None:
         """Wait for the clients that the run needs; see `Discovery.find`."""
-        self._nodes = GridNodes(grid, patience=min(QUERY_TIMEOUT, self.timeout / 4))
         self.discovery = Discovery(self.client_keys, self.most_per_node)
         self.discovery.find(
-            self._nodes,
+            grid,
             at_least=self.at_least,
             timeout=self.timeout,
             wanted=wanted,
@@ -81,14 +79,7 @@ class GridLink:
         list of int
             Clients that may have lost what they keep.
         """
-        assert self._nodes is not None
-        self._nodes.grid = grid
-        return self.discovery.refresh(self._nodes, at_least=self.at_least, timeout=self.timeout)
-
-    def release(self) -> None:
-        """Let go of the grid until the next look: its app may hold the data of all clients."""
-        if self._nodes is not None:
-            self._nodes.grid = None
+        return self.discovery.refresh(grid, at_least=self.at_least, timeout=self.timeout)
 
     def exchange(
         self, grid: Grid, timeout: float, asked: dict[int, ClientInstruction], message_type: str

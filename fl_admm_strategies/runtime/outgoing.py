@@ -8,14 +8,55 @@ from typing import Any
 
 from ..maths.blocks import Spec
 from .algorithm import Algorithm
+from .common.settings import parameters_of
 from .members.membership import Membership
 from .members.sampling import Sampling
-from .messages.records import UPLOAD, ClientInstruction, Scalar, names_setting, to_json
+from .messages.changes import CLIP, NOISE
+from .messages.records import (
+    COLLECT,
+    GROUPS,
+    UPLOAD,
+    ClientInstruction,
+    Scalar,
+    names_setting,
+    to_json,
+)
 from .messages.schema import Instruction, Instructions
-from .messages.stamp import made_by
+from .messages.stamp import is_stamp, made_by
 from .messages.wire import OutOfRangeError, Reduction, WireDtype
 from .saving.resume import Resume
+from .trust.layout import NAMES
 from .trust.validation import ReplyValidation
+
+OF_EVERY_MESSAGE = frozenset(
+    {"server-round", "seed", "version", "run", "durable", "handshake"}
+    | {CLIP, COLLECT, GROUPS, NAMES, NOISE, UPLOAD}
+)
+"""What the runtime tells every client, whatever the method."""
+
+
+def check_user_settings(algorithm: Algorithm, config: Mapping[str, Any]) -> None:
+    """Raise ValueError for settings of the user's for the clients that are the strategy's to give.
+
+    What a method's messages hold is checked where they are made (`Outgoing.complete`).
+    """
+    name, parameters = type(algorithm).__name__, parameters_of(type(algorithm))
+    for key in config:
+        parameter = key.replace("-", "_")
+        if parameter in parameters:
+            raise ValueError(
+                f"The setting {key!r} for the clients is a parameter of {name}. Leave it out, and "
+                f"give {name}({parameter}=...)."
+            )
+        if key in OF_EVERY_MESSAGE or is_stamp(key):
+            raise ValueError(_given_twice(key, name))
+
+
+def _given_twice(key: str, name: str) -> str:
+    return (
+        f"The setting {key!r} for the clients is one that {name} tells them itself. Leave it out, "
+        "or give it another name."
+    )
 
 
 @dataclass(frozen=True)
@@ -54,10 +95,10 @@ class Outgoing:
         Raises
         ------
         ValueError
-            If no client can be sent its arrays as `wire_dtype` has them. One alone that cannot is
-            left out of the phase, by name.
+            If no client can be sent its arrays as `wire_dtype` has them (one alone that cannot is
+            left out of the phase, by name), or the user gives a setting that the method gives.
         """
-        asked: dict[int, ClientInstruction] = {}
+        messages: dict[int, ClientInstruction] = {}
         reduce, beyond = self._reduction(server_round), None
         seeds = self.sampling.client_seeds(instructions, server_round)
         wanted = [] if spec is None else list(spec)
@@ -71,6 +112,8 @@ class Outgoing:
             of_all |= made_by(method)
         for client, typed in sorted(instructions.items()):
             instruction = typed.encode() if isinstance(typed, Instruction) else typed
+            if clash := config.keys() & instruction.config.keys():
+                raise ValueError(_given_twice(min(clash), type(self.algorithm).__name__))
             version = self.membership.last_accepted.get(client, 0)
             common = {**of_all, "seed": seeds[client], "version": version, **self.of_run(client)}
             if spec is not None and wanted != list(next(iter(instruction.groups.values()))):
@@ -84,21 +127,21 @@ class Outgoing:
                     beyond = error
                     continue
                 common |= said
-            asked[client] = ClientInstruction(groups, common | instruction.config)
-        if beyond is not None and not asked:
+            messages[client] = ClientInstruction(groups, common | instruction.config)
+        if beyond is not None and not messages:
             raise beyond
-        self.validation.sent = asked
-        return asked
+        self.validation.sent = messages
+        return messages
 
     def of_run(self, client: int) -> dict[str, Scalar]:
         """Return what differs between runs of the same bits: its name, and what it can go back to.
 
         The names of these settings are `OF_RUN`.
         """
-        told: dict[str, Scalar] = {"run": self.resume.run_id}
+        settings: dict[str, Scalar] = {"run": self.resume.run_id}
         if (durable := self.resume.durable_rounds(client)) is not None:
-            told["durable"] = to_json(durable)
-        return told
+            settings["durable"] = to_json(durable)
+        return settings
 
     def _reduction(self, server_round: int) -> Reduction | None:
         """Return what reduces the messages of a phase; handshakes travel as they are."""

@@ -288,14 +288,14 @@ class Run:
             return {}, []
         spec, self._complaints = handshake.spec, handshake.check
         self.privacy.check_handshake(type(self.algorithm).__name__, spec)
-        asked = self.outgoing.complete(
+        sent = self.outgoing.complete(
             0, {**config, "handshake": True}, handshake.instructions, spec
         )
-        replies = exchange(asked, MessageType.TRAIN)
+        replies = exchange(sent, MessageType.TRAIN)
         accepted = self.validation.accept(0, replies, spec, optional=optional)
-        self.record.count_down(server_round, asked)
+        self.record.count_down(server_round, sent)
         self.record.count_up(server_round, accepted.replies)
-        return accepted.replies, sorted(asked.keys() - accepted.replies.keys())
+        return accepted.replies, sorted(sent.keys() - accepted.replies.keys())
 
     # ------------------------------------------------------------------------------------------
     # One round
@@ -385,15 +385,15 @@ class Run:
         for part in parts_by_client(algorithm.state):
             part.add_pending(new)
         instructions = algorithm.train_instructions(server_round, sampled) if sampled else {}
-        told = {**config, **self.privacy.asks(algorithm.upload)}
+        settings = {**config, **self.privacy.asks(algorithm.upload)}
         spec = algorithm.upload_spec()
-        asked = self.outgoing.complete(server_round, told, instructions, spec)
-        uploading = [client for client, sent in asked.items() if self._spec_of(spec, sent)]
+        sent = self.outgoing.complete(server_round, settings, instructions, spec)
+        uploading = [client for client, message in sent.items() if self._spec_of(spec, message)]
         self.privacy.spend(uploading, len(pool), stateless=algorithm.upload.stateless)
-        self._is_open = bool(asked)
-        members.mark_uncertain(asked)
-        self.record.count_down(server_round, asked)
-        return asked
+        self._is_open = bool(sent)
+        members.mark_uncertain(sent)
+        self.record.count_down(server_round, sent)
+        return sent
 
     @collector_paused()
     def aggregate_train(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics | None:
@@ -402,7 +402,7 @@ class Run:
         None where no reply is usable. Where nobody could ever train, the run ends after `PATIENCE`
         rounds; at once if all clients are of the wrong kind.
         """
-        algorithm, asked = self.algorithm, self.validation.sent
+        algorithm, sent = self.algorithm, self.validation.sent
         self._is_open = False
         taken, lost = self.validation.accept(server_round, replies, self.upload_spec_of)
         uploads = {}
@@ -413,7 +413,7 @@ class Run:
             except ValueError as error:
                 self.validation.refuse(server_round, client, str(error))
             else:
-                reply.sent = asked[client]
+                reply.sent = sent[client]
                 uploads[client] = reply
         self.last_round = server_round
         arrived = uploads
@@ -434,7 +434,7 @@ class Run:
             return None
         self.divergence.watch(server_round, accepted, self.membership.version)
         self.membership.accept(accepted, server_round)
-        self.membership.asked_in_vain(asked.keys() - accepted.keys(), server_round)
+        self.membership.asked_in_vain(sent.keys() - accepted.keys(), server_round)
         local = self.privacy.is_local
         altered = [client for client, reply in arrived.items() if reply.altered or local]
         self.membership.mark_uncertain(altered)  # a client holds what it sent
@@ -495,20 +495,18 @@ class Run:
             )
         now: Arrays = algorithm.state.model
         model = self.layout.travelling_part(arrays)
-        shapes = {key: array.shape for key, array in now.items()}
-        if {key: array.shape for key, array in model.items()} != shapes:
+        found = {key: array.shape for key, array in model.items()}
+        if found != (shapes := {key: array.shape for key, array in now.items()}):
             raise ValueError(
-                f"{name} got back arrays of the shapes "
-                f"{ ({key: array.shape for key, array in model.items()}) } as its global model, "
-                f"expected {shapes}. Return what aggregate_train returned, with other numbers."
+                f"{name} got back arrays of the shapes {found} as its global model, expected "
+                f"{shapes}. Return what aggregate_train returned, with other numbers."
             )
         with np.errstate(all="ignore"):
             fitting = {key: as_dtype(model[key], array.dtype) for key, array in now.items()}
-        if wrong := [key for key in now if not in_range(fitting[key])]:
+        if not all(map(in_range, fitting.values())):
             raise ValueError(
-                f"{name} got back {listing(wrong)} of its global model with NaN, infinity or "
-                "numbers too large for a sum. Look at what was done to them: less noise, a smaller "
-                "step."
+                f"The global model that {name} got back holds NaN, infinity or numbers too large "
+                "for a sum. Look at what was done to it: less noise, a smaller step."
             )
         algorithm.state.model = fitting
 

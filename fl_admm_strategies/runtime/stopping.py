@@ -108,16 +108,6 @@ class EarlyStopping:
         self._best = Best("EarlyStopping", metric, mode, min_delta)
         self._waited = 0
 
-    @property
-    def best(self) -> float:
-        """The best value so far; NaN before the first."""
-        return self._best.value
-
-    @property
-    def best_round(self) -> int:
-        """Its round; 0 before the first."""
-        return self._best.server_round
-
     def __call__(self, server_round: int, metrics: Mapping[str, float]) -> bool:
         """Return whether the run is to end.
 

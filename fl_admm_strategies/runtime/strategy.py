@@ -47,10 +47,10 @@ from .messages.records import (
 from .messages.stamp import declared_method
 from .messages.wire import WireDtype
 from .models import Models, collect_personal, gather, model_here
+from .outgoing import check_user_settings
 from .privacy import ClientDP, Privacy
 from .progress import in_short, progress_bar
 from .record import Traffic
-from .reserved import check_user_settings
 from .run import Exchange, Run
 from .trust.limit import MaxNorm, UploadLimit
 from .trust.validation import ReplyValidation
@@ -449,7 +449,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         check_positive("timeout", timeout)
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
-        check_user_settings(self, train_config, evaluate_config)
+        for config in (train_config, evaluate_config):
+            check_user_settings(self, config)
         if evaluate_fn is not None and "global" not in self.kinds:
             name = type(self).__name__
             raise ValueError(f"evaluate_fn is given, but {name} has no global model: leave it out.")
@@ -503,7 +504,6 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         run.divergence.check_end(run.last_round, run.validation.last_refusal)
         run.record.result.arrays = self.global_arrays
         self._collected = collect_personal(run, exchange) if collect else None
-        self._link.release()
         log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - began)
         return run.record.result
 
@@ -533,7 +533,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
                 f"{type(self).__name__} takes in every reply as it comes, which a loop of rounds "
                 "cannot. Run it with start(grid, initial_arrays, num_rounds)."
             )
-        check_user_settings(self, config, {})
+        check_user_settings(self, config)
         exchange = partial(self._link.exchange, grid, _QUERY_TIMEOUT)
         if not self.run.has_begun:
             wrappers = strategies_around(self, Strategy)
@@ -546,8 +546,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             self._take_back(arrays)
         self.run.check_aggregated()
         self._update_membership(grid, server_round, exchange, config)
-        asked = self.run.configure_train(server_round, config)
-        return self._link.messages(asked, MessageType.TRAIN)
+        sent = self.run.configure_train(server_round, config)
+        return self._link.messages(sent, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -564,11 +564,11 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return one message a node with the models to evaluate; `arrays` as `configure_train`."""
-        check_user_settings(self, {}, config)
+        check_user_settings(self, config)
         self._take_back(arrays)
         self.membership.mark_uncertain(self._link.refresh(grid))
-        asked = self.run.configure_evaluate(server_round, config)
-        return self._link.messages(asked, MessageType.EVALUATE)
+        sent = self.run.configure_evaluate(server_round, config)
+        return self._link.messages(sent, MessageType.EVALUATE)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterable, Sequence
 from logging import INFO, WARNING
-from typing import Any
 
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -20,62 +20,8 @@ QUERY_TIMEOUT = 10.0
 # Seconds after which a user who waits for clients is told again how many there are.
 _REPORT_EVERY = 10.0
 
-# Share of the time for all clients after which connected nodes that say nothing are done without,
-# counted from when anything was last heard.
-_QUIET = 0.25
-
 # Nodes that must say that their app does not answer queries until the others are not asked.
 _AGREE = 2
-
-
-class GridNodes:
-    """The nodes of a grid, which say in a query message which clients they host.
-
-    Parameters
-    ----------
-    grid : Grid
-        Where they are; None while nobody looks.
-    patience : float
-        Seconds to wait for the first answer before all nodes are asked.
-    """
-
-    def __init__(self, grid: Grid, patience: float) -> None:
-        self.grid: Any = grid
-        self._ask_all_at = time.monotonic() + patience
-        self._queries: dict[str, int] = {}  # the node of every unanswered query, by message id
-        self._without_query_handler: set[int] = set()
-        self._one_by_one = True
-
-    def connected(self, client_keys: ClientKeys) -> set[int]:
-        """Return the ids of the connected nodes."""
-        return client_keys.connected(self.grid)
-
-    def identify(self, nodes: Collection[int]) -> dict[int, Identity]:
-        """Ask those of these nodes that were not asked yet; return the answers that have come.
-
-        One node first, then another: all run the same app, and where it has no query handler Flower
-        logs a traceback for every node that is asked. Such an app has one client, whose id is the
-        node's. A single node may be wrong, and a silent one must not hold up the rest.
-        """
-        self._queries = {query: node for query, node in self._queries.items() if node in nodes}
-        if len(self._without_query_handler) >= _AGREE:
-            return {node: Identity([node]) for node in nodes}
-        first = self._one_by_one and time.monotonic() < self._ask_all_at
-        new = sorted(set(nodes).difference(self._queries.values()))
-        if not (first and self._queries):
-            self._queries |= ask(self.grid, new[:1] if first else new)
-        found: dict[int, Identity] = {}
-        for reply in self.grid.pull_messages(list(self._queries)) if self._queries else []:
-            node = self._queries.pop(reply.metadata.reply_to_message_id, None)
-            if node is None:
-                continue
-            if (identity := read_identity(node, reply)) is None:
-                self._without_query_handler.add(node)
-                identity = Identity([node])
-            else:
-                self._one_by_one = False
-            found[node] = identity
-        return found
 
 
 class Discovery:
@@ -100,6 +46,9 @@ class Discovery:
         self._connected: set[int] = set()
         self._silent: set[int] = set()  # nodes that did not answer at the last look
         self._left_out: dict[int, str] = {}  # why a node is not used, so as to say it once
+        self._queries: dict[str, int] = {}  # the node of every unanswered query, by message id
+        self._without_query_handler: set[int] = set()
+        self._ask_all_at = math.inf
         self.node_of: dict[int, int] = {}
         """The node of every client."""
 
@@ -145,7 +94,7 @@ class Discovery:
 
     def find(
         self,
-        nodes: GridNodes,
+        grid: Grid,
         *,
         at_least: int,
         timeout: float,
@@ -156,12 +105,11 @@ class Discovery:
 
         Nodes that know the size of their federation are waited for in full, unless it is said who
         is wanted. A size that most nodes do not know is not believed. After the timeout those that
-        are there will do, if they are enough; connected nodes that say nothing, and would make up
-        for who is missing, are waited for no longer than a quarter of it.
+        are there will do, if they are enough.
 
         Parameters
         ----------
-        nodes : GridNodes
+        grid : Grid
             Where to look.
         at_least : int
             Clients that are needed.
@@ -182,22 +130,20 @@ class Discovery:
             API.
         """
         wait = Wait(timeout)
+        self._ask_all_at = time.monotonic() + min(QUERY_TIMEOUT, timeout / 4)
         while True:
-            self._look(nodes)
+            self._look(grid)
             self._check_apps()
-            wait.hear((len(self._connected), len(self._identities)))
             found = len(self.connected)
             missing = sorted(set(wanted).difference(self.connected))
             silent = sorted(self._connected - self._identities.keys())
             needed = max(at_least, len(wanted) or self.announced)
             if found >= needed and not missing and not silent:
                 return
-            enough = found >= at_least and (allow_missing or not missing)
-            only_silent = bool(silent) and found + len(silent) >= needed
-            if enough and (wait.is_over or (only_silent and wait.is_quiet)):
-                self._warn_of_missing(found, 0 if wanted else needed, silent)
-                return
             if wait.is_over:
+                if found >= at_least and (allow_missing or not missing):
+                    self._warn_of_missing(found, 0 if wanted else needed, silent)
+                    return
                 absent = unheard = ""
                 if missing:
                     absent = f" The saved run's clients {listing(missing)} are missing."
@@ -228,7 +174,7 @@ class Discovery:
                 "begins without the others, which may join",
             )
 
-    def refresh(self, nodes: GridNodes, *, at_least: int = 0, timeout: float = 0.0) -> list[int]:
+    def refresh(self, grid: Grid, *, at_least: int = 0, timeout: float = 0.0) -> list[int]:
         """Find out before a phase who is connected, who has come back, and who is new.
 
         A SuperNode that was restarted may have another node id than before. So nodes that were not
@@ -238,7 +184,7 @@ class Discovery:
 
         Parameters
         ----------
-        nodes : GridNodes
+        grid : Grid
             Where to look.
         at_least : int
             Clients that must be connected.
@@ -267,7 +213,7 @@ class Discovery:
         while True:
             known = set(self.node_of)
             before = self._connected
-            taken_over = self._look(nodes, QUERY_TIMEOUT)
+            taken_over = self._look(grid, QUERY_TIMEOUT)
             for node, clients in taken_over.items():
                 for who, what in ((set(clients) - known, "new"), (known & set(clients), "back")):
                     if who:
@@ -288,12 +234,12 @@ class Discovery:
                 )
             wait.go_on(found, at_least)
 
-    def _look(self, nodes: GridNodes, patience: float = 0.0) -> dict[int, list[int]]:
+    def _look(self, grid: Grid, patience: float = 0.0) -> dict[int, list[int]]:
         """See who is connected, and ask who is new; return the clients that nodes took over."""
-        self._connected = nodes.connected(self._client_keys)
+        self._connected = self._client_keys.connected(grid)
         deadline = time.monotonic() + patience
         while silent := self._connected - self._identities.keys():
-            if answers := nodes.identify(silent):
+            if answers := self._identify(grid, silent):
                 self._identities |= answers
             elif silent <= self._silent or time.monotonic() >= deadline:
                 break  # nobody is waited for twice
@@ -301,6 +247,33 @@ class Discovery:
                 time.sleep(0.2)
         self._silent = silent
         return self._take_over()
+
+    def _identify(self, grid: Grid, nodes: Collection[int]) -> dict[int, Identity]:
+        """Ask those of these nodes that were not asked yet; return the answers that have come.
+
+        One node first, then another: all run the same app, and where it has no query handler Flower
+        logs a traceback for every node that is asked. Such an app has one client, whose id is the
+        node's. A single node may be wrong, and a silent one must not hold up the rest.
+        """
+        self._queries = {query: node for query, node in self._queries.items() if node in nodes}
+        if len(self._without_query_handler) >= _AGREE:
+            return {node: Identity([node]) for node in nodes}
+        first = time.monotonic() < self._ask_all_at
+        new = sorted(set(nodes).difference(self._queries.values()))
+        if not (first and self._queries):
+            self._queries |= ask(grid, new[:1] if first else new)
+        found: dict[int, Identity] = {}
+        for reply in grid.pull_messages(list(self._queries)) if self._queries else []:
+            node = self._queries.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            if (identity := read_identity(node, reply)) is None:
+                self._without_query_handler.add(node)
+                identity = Identity([node])
+            else:
+                self._ask_all_at = -math.inf
+            found[node] = identity
+        return found
 
     def _take_over(self) -> dict[int, list[int]]:
         """Give clients to the nodes that say they host them, where possible; return those given."""
@@ -368,25 +341,14 @@ class Wait:
     """Some seconds in which a user hears now and then what is being waited for."""
 
     def __init__(self, timeout: float) -> None:
-        self._began = self._heard_at = time.monotonic()
         self._timeout = timeout
-        self._known: object = None
-        self._next_report = self._began + _REPORT_EVERY
+        self._ends_at = time.monotonic() + timeout
+        self._next_report = time.monotonic() + _REPORT_EVERY
 
     @property
     def is_over(self) -> bool:
         """Whether the seconds have passed."""
-        return time.monotonic() >= self._began + self._timeout
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether nothing new was heard for a share of them."""
-        return time.monotonic() >= self._heard_at + _QUIET * self._timeout
-
-    def hear(self, known: object) -> None:
-        """Note what is known; what differs from the last time is news."""
-        if known != self._known:
-            self._known, self._heard_at = known, time.monotonic()
+        return time.monotonic() >= self._ends_at
 
     def go_on(self, found: int, needed: int) -> None:
         """Sleep a little; now and then say how many clients there are."""

@@ -65,11 +65,6 @@ def _shared(schema: Any, method: Any) -> tuple[str, ...]:
     return tuple(name for name in names if name in parameters_of(method))
 
 
-def setting_names(schema: Any) -> list[str]:
-    """Return the names of the settings in a kind of message, as they travel."""
-    return [field.key for field in _fields_of(schema) if not field.is_arrays]
-
-
 @dataclass(frozen=True)
 class Instruction:
     """Base of the messages to clients. Fields: `Arrays`, bool, int, float, str, list[str]."""

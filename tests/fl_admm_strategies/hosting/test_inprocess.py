@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -115,25 +114,6 @@ def test_fedavg_runs_unchanged_and_gives_the_derived_mean(workers: int) -> None:
     context = run_in_process(fedavg_app(finals), drifting_app(), 3, workers=workers)
     np.testing.assert_allclose(finals, [[3.5, 3.5]], rtol=1e-12)
     assert context.state["rounds"]["n"] == 2
-
-
-def test_run_config_reaches_server_and_clients_and_server_errors_come_through() -> None:
-    seen = []
-    server_app = ServerApp()
-
-    def client_app(message: Message, context: Context) -> Message:
-        content = RecordDict({"config": ConfigRecord({"lr": context.run_config["lr"]})})
-        return Message(content, reply_to=message)
-
-    @server_app.main()
-    def main(grid: Grid, context: Context) -> None:
-        (reply,) = grid.send_and_receive([train_message(next(iter(grid.get_node_ids())))])
-        seen.append((context.run_config["lr"], reply.content["config"]["lr"]))
-        raise LookupError("from the server")
-
-    with refused(LookupError, "from the server"):
-        run_in_process(server_app, client_app, 1, run_config={"lr": 0.5})
-    assert seen == [(0.5, 0.5)]
 
 
 # --- nodes, contexts and isolation --------------------------------------------------------------
@@ -263,22 +243,6 @@ def test_an_app_that_cannot_be_sent_to_workers_is_refused() -> None:
         InProcessGrid(locking, 1, workers=1)
 
 
-class Unloadable:
-    """An app that can be pickled, and not be loaded."""
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        raise AssertionError
-
-    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
-        return __import__, ("no_such_module",)
-
-
-@pytest.mark.slow
-def test_an_app_that_workers_cannot_load_is_refused() -> None:
-    with refused(RuntimeError, "ModuleNotFoundError"):
-        InProcessGrid(Unloadable(), 1, workers=1)
-
-
 @pytest.mark.slow
 def test_a_dead_worker_costs_one_message_and_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     with InProcessGrid(counting_app(), 6, workers=2) as grid:
@@ -312,18 +276,6 @@ def test_a_worker_that_dies_between_two_rounds_costs_nothing() -> None:
             time.sleep(0.01)
         assert pid_of_a_worker(grid) != pid
         assert not exists(pid)
-
-
-@pytest.mark.slow
-def test_a_client_that_leaves_a_process_behind_does_not_hide_its_workers_death() -> None:
-    def forking(message: Message, context: Context) -> Message:
-        if os.fork() == 0:
-            time.sleep(60)
-        os._exit(3)
-
-    with InProcessGrid(forking, 1, workers=1) as grid:
-        (reply,) = grid.send_and_receive([train_message(2)], timeout=30)
-        assert "ended with exit code 3" in reply.error.reason
 
 
 @pytest.mark.slow
@@ -393,21 +345,6 @@ def test_a_worker_uses_one_torch_thread_and_does_not_hang() -> None:
 
 
 # --- constructor and life cycle -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error", "name", "value"),
-    [
-        (TypeError, "client_app", "app"),
-        (ValueError, "num_nodes", 0),
-        (TypeError, "num_nodes", 2.0),
-        (ValueError, "workers", -1),
-        (TypeError, "workers", True),
-    ],
-)
-def test_constructor_refuses(error: type[Exception], name: str, value: object) -> None:
-    with refused(error, name, value):
-        InProcessGrid(**{"client_app": counting_app(), "num_nodes": 2, name: value})
 
 
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,6 @@ from hypothesis import strategies as st
 from clients import client_app
 from clients.toolkit.round.memory import Memory
 from fl_admm_strategies import InProcessGrid, StatefulStrategy
-from fl_admm_strategies.runtime.messages import packing
 from tests.support.cases import CHEAP, NUM_CLIENTS, Case, case_of, grid_of, run
 from tests.support.federation import Federation, assert_same_bits, client_fn_of, node_of
 from tests.support.texts import text
@@ -236,25 +235,14 @@ def good_instruction(case: Case, hosted: bool) -> RecordDict:
 @few
 @given(data=st.data())
 def test_an_instruction_of_any_content_gets_an_answer(case: Case, data: st.DataObject) -> None:
-    assert_an_answer(case, data, hosted=False)
-
-
-def assert_an_answer(case: Case, data: st.DataObject, *, hosted: bool) -> None:
-    app = client_app(client_fn_of(case.client_class), num_clients=3 if hosted else None)
-    grid = InProcessGrid(app, 1)
-    content = data.draw(st.one_of(contents, changed_instruction(good_instruction(case, hosted))))
+    grid = InProcessGrid(client_app(client_fn_of(case.client_class)), 1)
+    content = data.draw(st.one_of(contents, changed_instruction(good_instruction(case, False))))
     kind = data.draw(st.sampled_from([MessageType.TRAIN, MessageType.EVALUATE]))
     (reply,) = grid.send_and_receive([Message(content, node_of(0), kind, group_id="2")])
     state = grid.context(node_of(0)).state
     if reply.has_error():
         assert reply.error.code == 2
         assert not state
-        return
-    for label, own in packing.unpack_replies(reply.content):
-        if own.error is None:
-            continue
-        suffix = "" if label is None else f"@{label}"
-        assert not [key for key in state if hosted and key.endswith(suffix)]
 
 
 def test_a_node_refuses_the_instruction_of_a_client_that_it_does_not_host() -> None:

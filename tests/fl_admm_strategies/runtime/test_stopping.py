@@ -21,7 +21,6 @@ def test_it_stops_after_so_many_evaluations_without_an_improvement() -> None:
         *(False, False, False, False),
         True,  # 0.7 is not 0.1 more than 0.65
     ]
-    assert (rule.best, rule.best_round) == (0.65, 3)
 
 
 def test_rounds_without_an_evaluation_do_not_count() -> None:

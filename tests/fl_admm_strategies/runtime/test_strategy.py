@@ -26,7 +26,6 @@ from clients import FPFCClient
 from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD
 from fl_admm_strategies.runtime.members import discovery
 from tests.support.federation import Federation, Mean, client_fn_of, initial_arrays
-from tests.support.pace import fast
 from tests.support.refusals import Warned, names, refused
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
@@ -80,41 +79,23 @@ def test_too_few_nodes_end_with_an_error_that_says_what_to_do(caplog, monkeypatc
 
 
 class SilentGrid(Federation):
-    """A node's answer who it is comes only after so many looks for it."""
-
-    def __init__(self, size: int, silent: int, looks: int) -> None:
-        app = identified_app(lambda context: [int(context.node_config["partition-id"])], size)
-        super().__init__(app, 3)
-        self.silent, self.looks = silent, looks
-        self.held: set[str] = set()
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        pushed = super().push_messages(messages)
-        queries = (m.metadata for m in messages if m.metadata.message_type == MessageType.QUERY)
-        self.held |= {data.message_id for data in queries if data.dst_node_id == self.silent}
-        return pushed
+    """Node 4 does not say which clients it hosts."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        wanted = list(message_ids)
-        self.looks -= not self.held.isdisjoint(wanted)
-        held = self.held if self.looks >= 0 else set()
-        return super().pull_messages([message for message in wanted if message not in held])
+        return [r for r in super().pull_messages(message_ids) if r.metadata.src_node_id != 4]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("silent", fast([4], [2, 4]))  # seconds of waiting
 @pytest.mark.parametrize("size", [0, 3])
-def test_a_run_begins_without_a_silent_node_and_does_not_wait_for_it_to_the_end(
-    silent: int, size: int, warned: Warned, monkeypatch: pytest.MonkeyPatch
+def test_a_run_begins_without_a_silent_node(
+    size: int, warned: Warned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "QUERY_TIMEOUT", 0.0)  # of later rounds
-    began = time.monotonic()
-    strategy = Mean(node_timeout=4.0)
-    strategy.start(SilentGrid(size, silent, 1000), MODEL, 1)
-    assert strategy.client_ids == [c for c in (0, 1, 2) if c != silent - 2]
-    assert 1 <= time.monotonic() - began < 3.5
-    assert len(warned("begins without", f"[{silent}]")) == 1
+    app = identified_app(lambda context: [int(context.node_config["partition-id"])], size)
+    strategy = Mean(node_timeout=1.0)
+    strategy.start(SilentGrid(app, 3), MODEL, 1)
+    assert strategy.client_ids == [0, 1]
+    assert len(warned("begins without", "[4]")) == 1
 
 
 def test_a_legacy_client_app_is_pointed_to_the_two_ways_out() -> None:
@@ -214,18 +195,6 @@ def test_an_unknown_client_has_no_model() -> None:
 
 
 # --- Saved states -------------------------------------------------------------------------------
-
-
-def test_a_state_is_used_once() -> None:
-    # Two rounds are saved (w = 2). Continued for a third w = 3; started anew for one w = 1.
-    saved, strategy = Mean(), Mean()
-    saved.start(InProcessGrid(echo_app(), 3), MODEL, 2)
-    strategy.load_state_dict(saved.state_dict())
-    strategy.start(InProcessGrid(echo_app(), 3), MODEL, 3)
-    assert_allclose(strategy.global_arrays["w"].numpy(), 3)
-    strategy.start(InProcessGrid(echo_app(), 3), MODEL, 1)
-    assert_allclose(strategy.global_arrays["w"].numpy(), 1)
-    assert sorted(strategy.train_metrics) == [1]
 
 
 # --- Rounds -------------------------------------------------------------------------------------

@@ -9,19 +9,12 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from fl_admm_strategies import (
-    FLAME,
-    FPFC,
-    FedAPM,
-    FedGiA,
-    FedProx,
     SmoothedSCAD,
-    StatefulStrategy,
     StepDecay,
 )
 from fl_admm_strategies.maths.blocks import Pattern
 from fl_admm_strategies.maths.checks import WholeNumber
 from fl_admm_strategies.maths.schedules import StepSize
-from fl_admm_strategies.runtime import run
 from fl_admm_strategies.runtime.common.settings import (
     HasSettings,
     as_text,
@@ -30,50 +23,6 @@ from fl_admm_strategies.runtime.common.settings import (
     settings_of,
 )
 from tests.support.refusals import refused
-
-BASE = [*parameters_of(StatefulStrategy)]
-
-
-class Low:
-    def __init__(self, *, rho: float = 1.0, seed: int = 0) -> None:
-        self.rho, self.seed = rho, seed
-
-
-class Middle(Low):
-    def __init__(self, *, lr: float, rho: float = 2.0, **base: Any) -> None:
-        super().__init__(rho=rho, **base)
-        self.lr = lr
-
-
-class Silent(Middle):
-    """Has no constructor of its own."""
-
-
-class High(Silent):
-    def __init__(self, penalty: Any, **base: Any) -> None:
-        super().__init__(**base)
-        self.penalty = penalty
-
-
-class Closed(High):
-    def __init__(self, name: str = "x") -> None:
-        super().__init__(None, lr=0.5)
-        self.name = name
-
-
-def test_the_parameters_that_are_passed_on_are_found() -> None:
-    found = parameters_of(High)
-    assert list(found) == ["penalty", "lr", "rho", "seed"]
-    assert found["rho"].default == 2.0  # the nearer one hides the other
-    assert found["lr"].default is inspect.Parameter.empty
-    assert list(parameters_of(Silent)) == ["lr", "rho", "seed"]
-    assert list(parameters_of(Closed)) == ["name"]  # it passes nothing on
-
-
-def test_settings_are_the_values_of_the_parameters() -> None:
-    assert settings_of(High(3, lr=0.1)) == {"penalty": 3, "lr": 0.1, "rho": 2.0, "seed": 0}
-    assert settings_of(Closed()) == {"name": "x"}
-
 
 # --- Settings as fields -------------------------------------------------------------------------
 
@@ -146,25 +95,6 @@ def test_what_is_needed_is_asked_for() -> None:
         Both("(")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "own", "base"),
-    [
-        (FedProx(), ["mu", "lr", "local_epochs"], BASE),
-        (FedGiA(), ["t", "hessian", "local_steps", "fraction_admm"], BASE),
-        (
-            FedAPM("^head"),
-            ["personal", "sigma", "personal_epochs", "tolerance", "tolerance_decay"],
-            ["rho", "lr", "local_epochs", "weights", "averaged", "published", "duals", *BASE],
-        ),
-    ],
-    ids=["FedProx", "FedGiA", "FedAPM"],
-)
-def test_a_strategys_settings_are_its_own_before_those_of_its_bases(strategy, own, base):
-    names = list(strategy.settings())
-    assert names[: len(own)] == own
-    assert names[-len(base) :] == base
-
-
 # --- As text ------------------------------------------------------------------------------------
 
 
@@ -212,33 +142,6 @@ def test_what_changed_is_said_by_name() -> None:
         "schedule is a function, which cannot be compared with the saved run's",
     ]
     assert changed_settings(now | {"epochs": "1"}, now | {"epochs": "1"}) == []
-
-
-# --- What a resumed run is compared by ----------------------------------------------------------
-
-
-def fingerprint(strategy: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = run.fingerprint(strategy, {})["settings"]
-    return settings
-
-
-def test_every_setting_but_the_seed_is_compared() -> None:
-    # A log of some of them let FLAME's max_steps and FPFC's lr pass unnoticed.
-    assert changed_settings(fingerprint(FLAME()), fingerprint(FLAME(max_steps=9, seed=4))) == [
-        "max_steps 9 (was 1000)"
-    ]
-    one, other = (
-        FPFC(SmoothedSCAD(0.5), lr=StepDecay(0.1, factor, every=5)) for factor in (0.9, 0.8)
-    )
-    assert changed_settings(fingerprint(one), fingerprint(other)) == [
-        "lr StepDecay(initial=0.1, factor=0.8, every=5) "
-        "(was StepDecay(initial=0.1, factor=0.9, every=5))"
-    ]
-    assert changed_settings(fingerprint(one), fingerprint(one)) == []
-    a_function = FPFC(SmoothedSCAD(0.5), lr=lambda server_round: 0.1)
-    assert changed_settings(fingerprint(a_function), fingerprint(a_function)) == [
-        "lr is a function, which cannot be compared with the saved run's"
-    ]
 
 
 # --- StepDecay ----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +66,6 @@ cBnpFQPRgUcAQwm/j0sw2yvlJJqvHDa8
     assert fingerprint(pem) == "SHA256:g9YAozhkNceDTLPPFTHiCD5328FbQXM3/pfZCHfBxD4"
 
 
-def test_a_simulated_node_has_no_key() -> None:
-    assert fingerprint(b"") == fingerprint(secrets.token_bytes(32)) == ""
-
-
 # --- In a run -------------------------------------------------------------------------------------
 
 
@@ -84,12 +79,6 @@ def test_another_site_is_refused_with_what_to_do(warned: Warned) -> None:
     assert trained(run(grid_of(GONE))) == {1: WITH_1, 2: WITHOUT_1, 3: WITHOUT_1}
     said = warned("node 5", "[1]", f"client 1: {KEYS[1]}", f"client_keys={{1: '{KEYS[3]}'}}")
     assert len(said) == len(warned("left out")) == 1
-
-
-@pytest.mark.slow
-def test_a_run_that_waits_in_vain_says_who_was_refused() -> None:
-    with refused(TimeoutError, "2 of the run's 3", "Node 5", "client 1"):
-        run(grid_of(GONE), min_available_nodes=3)
 
 
 def test_any_node_may_be_any_client_if_the_user_says_so() -> None:

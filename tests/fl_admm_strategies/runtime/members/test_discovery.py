@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pytest
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -99,46 +98,12 @@ def test_a_node_that_hosts_new_clients_is_welcome(warned, caplog):
     assert any(names(line, "[7]", "node 5") for line in caplog.messages)
 
 
-@pytest.mark.slow
-def test_a_new_node_that_is_slow_to_answer_holds_up_one_phase_only(monkeypatch):
-    monkeypatch.setattr(discovery, "QUERY_TIMEOUT", 0.3)
-    grid = Federation(fpfc_app(), (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
-    strategy = fpfc()
-
-    def deaf_in_round_2(server_round: int, metrics: Any) -> None:
-        # Two looks in 0.3 s, then round 2 begins without node 5; its own two pulls of training
-        # replies are not among them, since the grid answers those at once.
-        grid.deaf_for = 3 if server_round == 1 else 0
-
-    strategy.start(grid, initial_arrays(), 4, on_round=deaf_in_round_2)
-    assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2], 4: [0, 1, 2]}
-    assert grid.asked == [5]
-
-
 def test_a_run_whose_clients_are_gone_ends_with_an_error_that_says_what_to_do(caplog, monkeypatch):
     caplog.set_level(logging.INFO, logger="flwr")
     monkeypatch.setattr(discovery, "_REPORT_EVERY", 0.15)
     with refused(TimeoutError, "1 of the run's 3", 2, "min_available_nodes", "node_timeout"):
         run({0: [2, 3, 4], 2: [4]}, node_timeout=0.3)
     assert 1 <= sum(names(line, "1 of 2") for line in caplog.messages) <= 2
-
-
-def test_a_run_waits_for_the_clients_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In round 2 only one is there, at the third look all three.
-    grid = Federation(fpfc_app(), FIRST, {0: [2, 3, 4]})
-    looks = [0]
-
-    def get_node_ids() -> list[int]:
-        if grid.server_round != 1:
-            return [2, 3, 4]
-        looks[0] += 1
-        return [2, 3, 4] if looks[0] >= 3 else [4]
-
-    monkeypatch.setattr(grid, "get_node_ids", get_node_ids)
-    strategy = fpfc(node_timeout=30.0)
-    strategy.start(grid, initial_arrays(), 3)
-    assert looks == [3]
-    assert trained(strategy) == {r: [0, 1, 2] for r in (1, 2, 3)}
 
 
 class SuperLinkGrid(InProcessGrid):

@@ -19,7 +19,6 @@ from tests.support.federation import (
     Online,
     client_fn_of,
     initial_arrays,
-    trained,
 )
 
 
@@ -106,20 +105,6 @@ def test_it_is_saved_and_loaded() -> None:
 
 
 @pytest.mark.slow
-def test_somebody_is_left() -> None:
-    # All of those that began are away while a new client is there.
-    grid = Federation(
-        client_app(client_fn_of(FPFCClient)), PARTITIONS, {0: [2, 3, 4], 2: [5], 5: [3, 5]}
-    )
-    strategy = FPFC(
-        SmoothedSCAD(0.5), lr=0.2, max_missed_rounds=1, min_available_nodes=1, fraction_evaluate=0
-    )
-    strategy.start(grid, initial_arrays(), 5)
-    assert trained(strategy) == {1: INITIAL, 2: [2], 3: [2], 4: [2], 5: [1, 2]}
-    assert strategy.client_ids == [1, 2]
-
-
-@pytest.mark.slow
 def test_a_resumed_run_does_without_clients_that_may_leave(tmp_path: Path) -> None:
     def start(online: Online, num_rounds: int) -> FPFC:
         strategy = FPFC(
@@ -135,9 +120,3 @@ def test_a_resumed_run_does_without_clients_that_may_leave(tmp_path: Path) -> No
     # Without a word about the size of the federation, a client that is new at the start is one
     # that joins; see test_checkpoints for a federation that says it is another.
     assert start({0: [2, 3, 5]}, 5).client_ids == [0, 1, 2]
-
-
-# --- The legacy API -----------------------------------------------------------------------------
-
-
-AT_ONCE_ELSEWHERE: Online = {0: [2, 3, 4], 3: [2, 4, 5], 5: [2, 4, 5, 6]}

@@ -16,7 +16,6 @@ from fl_admm_strategies import FLAME, InProcessGrid
 from fl_admm_strategies.runtime.saving import files as runtime_files
 from fl_admm_strategies.runtime.saving.files import DamagedFileError, read_arrays
 from tests.support.checkpoints import (
-    NUM_CLIENTS,
     ROUNDS,
     Averaging,
     Killed,
@@ -146,18 +145,6 @@ def test_another_federation_is_refused(num_clients, error, named, copy):
     grid, strategy = InProcessGrid(app, num_clients), new_strategy(node_timeout=0.1)
     with refused(error, *named):
         strategy.start(grid, first(), 6, checkpoint_dir=copy / "checkpoints", resume=True)
-
-
-def test_a_run_without_a_usable_reply_is_no_success_when_it_is_resumed(tmp_path: Path) -> None:
-    class Broken(Averaging):
-        def fit(self, parameters: Any, config: Any) -> Any:
-            raise OSError("the disk is full")
-
-    app = client_app(lambda context: Broken(context, None).to_client())
-    grid = InProcessGrid(app, NUM_CLIENTS)
-    for resume in (False, True):
-        with refused(RuntimeError, "usable reply"):
-            new_strategy().start(grid, first(), 2, checkpoint_dir=tmp_path, resume=resume)
 
 
 # --- Files --------------------------------------------------------------------------------------

@@ -11,10 +11,8 @@ import pytest
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
-from fl_admm_strategies import L1
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.clienttable import ClientTable
-from fl_admm_strategies.maths.pairs.store import PairwiseStore
 from fl_admm_strategies.runtime.saving.state import arrays_of, load_arrays, parts_by_client
 from tests.support.refusals import refused
 
@@ -153,19 +151,3 @@ def test_what_is_kept_by_client_is_found() -> None:
         w: NDArray[Any]
 
     assert parts_by_client(Bare(np.zeros(2))) == []  # it knows no client
-
-
-def test_the_pair_store_is_part_of_a_state() -> None:
-    @dataclass
-    class Paired:
-        pairs: PairwiseStore
-
-    rng = np.random.default_rng(0)
-    first = rng.normal(size=(4, 3))
-    own, other = (Paired(PairwiseStore(first, L1(0.1), 1.0)) for _ in range(2))
-    own.pairs.update([0, 2], rng.normal(size=(2, 3)))
-    saved = {name: array.copy() for name, array in arrays_of(own).items()}
-    assert all(name.startswith("pairs/") for name in saved)
-    load_arrays(other, saved, "FPFC")
-    assert_array_equal(other.pairs.omega, own.pairs.omega)
-    assert_array_equal(other.pairs.zeta([0, 1, 2, 3]), own.pairs.zeta([0, 1, 2, 3]))
