@@ -42,12 +42,9 @@ class ArrivalLink(GridLink):
     Parameters
     ----------
     run : Run
-        Whose `underway` it keeps.
+        Whose pending replies it keeps.
     delay : callable, optional
         The simulated clock; without it replies are taken in as they really come.
-    max_staleness : int, optional
-        No reply is taken in after more than so many others since its client was asked: the run
-        waits for it. It takes one less than there are clients at a time, or more.
     together : callable
         Whether the coming round waits for all of its replies.
     *link
@@ -56,7 +53,6 @@ class ArrivalLink(GridLink):
 
     run: Run
     delay: Delay | None
-    max_staleness: int | None
     together: Callable[[], bool]
 
     def __post_init__(self) -> None:
@@ -75,31 +71,30 @@ class ArrivalLink(GridLink):
         grid: Grid,
         timeout: float,
         server_round: int,
-        asked: dict[int, ClientInstruction],
+        messages: dict[int, ClientInstruction],
     ) -> Iterable[ClientReply]:
-        """Send instructions to their clients; return the replies up to the next usable one."""
-        underway, intake = self.run.pending, self.run.validation
+        """Send messages to their clients; return the replies up to the next usable one."""
+        pending, validation = self.run.pending, self.run.validation
         if math.isnan(self._began):
-            self._began = time.monotonic() - underway.clock
+            self._began = time.monotonic() - pending.clock
         if self.together():
-            replies = list(self.exchange(grid, timeout, asked, MessageType.TRAIN))
-            delays = [self._seconds(server_round, client) for client in asked]
-            self._advance(underway.clock + max(delays, default=0.0))
-            underway.staleness = 0
+            replies = list(self.exchange(grid, timeout, messages, MessageType.TRAIN))
+            delays = [self._seconds(server_round, client) for client in messages]
+            self._advance(pending.clock + max(delays, default=0.0))
+            pending.staleness = 0
             return replies
-        for client, instruction in asked.items():
-            arrival = underway.clock + self._seconds(server_round, client)
-            underway.add(client, instruction, server_round, arrival)
-        self._check_bound(server_round)
+        for client, message in messages.items():
+            arrival = pending.clock + self._seconds(server_round, client)
+            pending.add(client, message, server_round, arrival)
         self._send(grid)
-        replies, intake.sent = [], {}
-        while underway.sent:
-            client = self._next(grid, timeout, server_round)
-            sent, found = underway.sent.pop(client), self._replies.pop(client)
-            intake.sent[client] = sent.instruction
+        replies, validation.sent = [], {}
+        while pending.sent:
+            client = self._next(grid, timeout)
+            sent, found = pending.sent.pop(client), self._replies.pop(client)
+            validation.sent[client] = sent.instruction
             replies += found
-            if intake.is_usable(client, found, self.run.upload_spec_of):
-                underway.staleness = server_round - sent.server_round
+            if validation.is_usable(client, found, self.run.upload_spec_of):
+                pending.staleness = server_round - sent.server_round
                 break
         return replies
 
@@ -108,11 +103,11 @@ class ArrivalLink(GridLink):
 
         Otherwise clients that are still training are not disturbed, until the last round is over.
         """
-        underway = self.run.pending
+        pending = self.run.pending
         if self.delay is not None:
-            self._await(grid, timeout, underway.sent.keys(), every=True)
+            self._await(grid, timeout, pending.sent.keys(), every=True)
         self._collect(grid)
-        underway.training = set() if last else underway.sent.keys() - self._replies.keys()
+        pending.training = set() if last else pending.sent.keys() - self._replies.keys()
 
     # ------------------------------------------------------------------------------------------
     # The clock
@@ -131,43 +126,20 @@ class ArrivalLink(GridLink):
 
     def _advance(self, arrival: float) -> None:
         """Set the clock to an arrival, or to the real time where none is simulated."""
-        underway = self.run.pending
+        pending = self.run.pending
         now = time.monotonic() - self._began if self.delay is None else arrival
-        underway.clock = max(underway.clock, now)
+        pending.clock = max(pending.clock, now)
 
-    def _check_bound(self, server_round: int) -> None:
-        """Refuse a bound that cannot be kept from the start on."""
-        count, bound = len(self.run.pending.sent), self.max_staleness
-        if bound is not None and server_round == 1 and bound < count - 1:
-            raise ValueError(
-                f"max_staleness is {bound}, but {count} clients train at a time, so that the reply "
-                f"of one of them comes after {count - 1} others. Give max_staleness={count - 1} or "
-                "more, or a smaller fraction_train."
-            )
-
-    def _eligible(self, server_round: int) -> list[int]:
-        """Return the clients of which one is to come next: all, unless a bound says who.
-
-        With the k + 1 oldest all due within k rounds from this one, it must be one of these.
-        """
-        sent = self.run.pending.sent
-        oldest = sorted(sent, key=lambda client: (sent[client].server_round, client))
-        if self.max_staleness is not None:
-            for k, client in enumerate(oldest):
-                if sent[client].server_round + self.max_staleness <= server_round + k:
-                    return oldest[: k + 1]
-        return oldest
-
-    def _next(self, grid: Grid, timeout: float, server_round: int) -> int:
+    def _next(self, grid: Grid, timeout: float) -> int:
         """Wait for the next reply, or until there will be none; return whose it is."""
-        underway, eligible = self.run.pending, self._eligible(server_round)
-        sent = underway.sent
+        pending = self.run.pending
         if self.delay is None:
-            client, arrival = self._await(grid, timeout, eligible), math.nan
+            oldest = sorted(pending.sent, key=lambda c: (pending.sent[c].server_round, c))
+            client, arrival = self._await(grid, timeout, oldest), math.nan
         else:
-            due = {client: sent[client].arrival for client in eligible}
+            due = {client: sent.arrival for client, sent in pending.sent.items()}
             # What a run in real time had under way, which goes on with a simulated clock.
-            due |= {c: underway.clock for c, arrival in due.items() if math.isnan(arrival)}
+            due |= {c: pending.clock for c, arrival in due.items() if math.isnan(arrival)}
             client = min(due, key=lambda client: (due[client], client))
             self._await(grid, timeout, [client])
             arrival = due[client]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, MessageType
+from flwr.app import MessageType
 from flwr.common import log
-from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays
 from ..maths.checks import listing
@@ -165,43 +165,26 @@ def model_here(algorithm: Algorithm, kind: str, client_id: int) -> Arrays:
     return model
 
 
-def gather(
-    algorithm: Algorithm,
-    read: Callable[[str, int], ArrayRecord],
-    collected: Mapping[int, Arrays] | None,
-    names: Collection[str],
-    labels: NDArray[np.int64] | None,
-    records: Sequence[ArrayRecord],
-) -> Models:
+def gather(strategy: Any, collected: Mapping[int, Arrays] | None) -> Models:
     """Put a strategy's models together.
 
     Parameters
     ----------
-    algorithm : Algorithm
-        The strategy.
-    read : callable
-        ``read(kind, client)``, its `model_arrays`.
+    strategy : StatefulStrategy
     collected : mapping of int to Arrays or None
         Personal models that the clients sent; None where they were not asked.
-    names : collection of str
-        Of the initial arrays.
-    labels : ndarray or None
-        The cluster of every client, where there are any.
-    records : sequence of ArrayRecord
-        The model of every cluster.
     """
-    method, kinds = type(algorithm).__name__, algorithm.kinds
-    client_ids = algorithm.run.membership.ids
+    method, kinds, client_ids = type(strategy).__name__, strategy.kinds, strategy.client_ids
 
     def model(kind: str, client: int) -> Arrays:
-        return from_array_record(read(kind, client))
+        return from_array_record(strategy.model_arrays(kind, client))
 
     everybody = model("global", client_ids[0]) if "global" in kinds else None
     personal: dict[int, Arrays] = {}
     whose = "the global one" if "global" in kinds else "its cluster's"
     absent = f"{method} has no personal models: every client's is {whose}."
     if "personal" in kinds:
-        first = algorithm.model("personal", client_ids[0])
+        first = strategy.model("personal", client_ids[0])
         if not isinstance(first, OnClient):
             personal = {client: model("personal", client) for client in client_ids}
         elif collected is None:
@@ -210,11 +193,17 @@ def gather(
                 "the run with collect=True, and they are sent at its end."
             )
         else:
-            personal = _in_full(collected, everybody, names)
+            # A model of other arrays altogether, such as users' factors, is whole as it is.
+            whole, shared = set(strategy.run.layout.given), everybody or {}
+            personal = {
+                client: {**shared, **arrays} if arrays.keys() <= whole else arrays
+                for client, arrays in collected.items()
+            }
             absent = "No client sent its personal model; the warnings of the run say why."
     clusters: dict[int, Arrays] = {}
     cluster_of: dict[int, int] = {}
-    if labels is not None:
+    if (labels := strategy.clusters()) is not None:
+        records = strategy.cluster_arrays()
         groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
         # The largest first, those of one size by their first client.
         for number, rows in enumerate(sorted(groups, key=lambda g: (-len(g), g[0])), start=1):
@@ -223,20 +212,6 @@ def gather(
             cluster_of |= dict.fromkeys(members, number)
     absent = "" if personal else absent
     return Models(method, everybody, personal, clusters, dict(sorted(cluster_of.items())), absent)
-
-
-def _in_full(
-    collected: Mapping[int, Arrays], everybody: Arrays | None, names: Collection[str]
-) -> dict[int, Arrays]:
-    """Return personal models with the arrays of the global one that a client shares.
-
-    A model that has other arrays altogether, such as factors of users, is whole as it is.
-    """
-    shared = everybody or {}
-    return {
-        client: {**shared, **arrays} if arrays.keys() <= set(names) else arrays
-        for client, arrays in collected.items()
-    }
 
 
 def collect_personal(run: Run, exchange: Exchange) -> dict[int, Arrays] | None:
@@ -250,10 +225,10 @@ def collect_personal(run: Run, exchange: Exchange) -> dict[int, Arrays] | None:
         return None
     config: dict[str, Scalar] = {"server-round": run.last_round, COLLECT: True}
     stamped = config if method is None else {**made_by(method), **config}
-    asked = dict.fromkeys(clients, ClientInstruction({"personal": {}}, stamped))
+    messages = dict.fromkeys(clients, ClientInstruction({"personal": {}}, stamped))
     found: dict[int, Arrays] = {}
-    reasons = dict.fromkeys(asked, "it did not answer")
-    for client, raw in exchange(asked, MessageType.TRAIN):
+    reasons = dict.fromkeys(clients, "it did not answer")
+    for client, raw in exchange(messages, MessageType.TRAIN):
         if client is None or client not in reasons:
             continue
         if reason := _fault(raw):

@@ -290,14 +290,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     def models(self) -> Models:
         """Return all models of the run, for use or to `Models.save`."""
         self._need_state()
-        return gather(
-            self,
-            self.model_arrays,
-            self._collected,
-            self.run.layout.given,
-            self.clusters(),
-            self.cluster_arrays(),
-        )
+        return gather(self, self._collected)
 
     def clusters(self) -> NDArray[np.int64] | None:
         """Return the cluster of every client, sorted by id; None where the method has none."""

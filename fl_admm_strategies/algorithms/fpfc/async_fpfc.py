@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, MessageType
 from flwr.serverapp import Grid
 
 from ...maths.blocks import Arrays
-from ...maths.checks import NotNegative, WholeNumber
+from ...maths.checks import NotNegative
 from ...maths.penalties import Penalty
 from ...runtime.algorithm import Phase
 from ...runtime.arrivals import ArrivalLink
@@ -43,10 +43,6 @@ class AsyncFPFC(FPFC):
         it, client id), such as `RandomDelay(high=20)`. Replies then come in the order of this
         clock, whenever they really do, and no process sleeps: the same seed gives the same bits on
         every engine. By default replies come when they come, so that two runs differ.
-    max_staleness : int, optional
-        Take in no reply after more than so many others since its client was asked: the others wait
-        for it. One less than there are clients that train at a time, or more. By default no client
-        waits for another, as in the paper.
     **settings
         Further parameters of `FPFC`. `fraction_train` is the fraction of the clients that train at
         any time, by default all; whenever one is done, another is drawn from those that are free.
@@ -77,7 +73,6 @@ class AsyncFPFC(FPFC):
 
     penalty: Penalty | Literal["auto"] = field(default="auto", kw_only=False)
     delay: NotNegative | Callable[[int, int], float] | None = None
-    max_staleness: WholeNumber | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,7 +89,6 @@ class AsyncFPFC(FPFC):
             self.membership.client_keys,
             self.run,
             delay if delay is None or callable(delay) else lambda server_round, client: delay,
-            self.max_staleness,
             self._waits_for_all,
         )
 
@@ -104,8 +98,8 @@ class AsyncFPFC(FPFC):
         """Take in the next reply."""
         exchange = partial(self._link.exchange, grid, timeout)
         self._update_membership(grid, server_round, exchange, config)
-        asked = self.run.configure_train(server_round, config)
-        replies = self._link.train(grid, timeout, server_round, asked)
+        sent = self.run.configure_train(server_round, config)
+        replies = self._link.train(grid, timeout, server_round, sent)
         return self.run.aggregate_train(server_round, replies) or {}
 
     def _evaluate(
@@ -116,8 +110,8 @@ class AsyncFPFC(FPFC):
             return {}
         self.membership.mark_uncertain(self._link.refresh(grid))
         self._link.pause(grid, timeout, last=self.run.is_ending)
-        asked = self.run.configure_evaluate(server_round, config)
-        replies = self._link.exchange(grid, timeout, asked, MessageType.EVALUATE)
+        sent = self.run.configure_evaluate(server_round, config)
+        replies = self._link.exchange(grid, timeout, sent, MessageType.EVALUATE)
         return self.run.aggregate_evaluate(server_round, replies)
 
     @property
@@ -141,10 +135,10 @@ class AsyncFPFC(FPFC):
 
     def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
         """Add how old a training's reply was, and the clock."""
-        underway = self.run.pending
         if phase == "evaluate":
             return means
-        return means | {"staleness": underway.staleness, "clock": underway.clock}
+        pending = self.run.pending
+        return means | {"staleness": pending.staleness, "clock": pending.clock}
 
     def _waits_for_all(self) -> bool:
         return self.state.source.waits_for_all

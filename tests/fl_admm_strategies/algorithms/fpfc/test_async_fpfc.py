@@ -153,18 +153,6 @@ def test_a_client_that_is_1000_times_slower_holds_up_nobody() -> None:
     assert strategy.run.pending.clock == 11.0
 
 
-def test_a_bound_on_the_staleness_makes_the_others_wait() -> None:
-    strategy = run(41, num_clients=5, delay=slow, max_staleness=9)
-    assert max(staleness(strategy)) == 9
-    assert [k for k, client in enumerate(order(strategy)) if client == 2] == [9, 19, 29, 39]
-    assert strategy.run.pending.clock >= 4000
-
-
-def test_a_bound_that_cannot_be_kept_is_refused() -> None:
-    with refused(ValueError, "max_staleness", 3, 5):
-        run(5, num_clients=5, delay=1.0, max_staleness=3)
-
-
 # --- Real time ------------------------------------------------------------------------------------
 
 
@@ -307,7 +295,7 @@ def test_without_a_lambda_the_search_comes_first_in_rounds() -> None:
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    for settings in ({"delay": -1.0}, {"max_staleness": -1}):
+    for settings in ({"delay": -1.0},):
         with refused(ValueError, *settings):
             AsyncFPFC(SCAD, **settings)  # type: ignore[arg-type]
     with refused(TypeError, "LambdaPath"):
