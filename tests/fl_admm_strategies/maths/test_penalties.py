@@ -49,11 +49,6 @@ def test_scad_prox_vector() -> None:
     np.testing.assert_allclose(expected[:8], printed, rtol=1e-8)
 
 
-def test_group_lasso_shortens() -> None:
-    # ||(3, 4)|| = 5: group lasso with lam/rho = 1 leaves 4/5 of it.
-    assert L1(2.0).prox_scale(5.0, 2.0) == pytest.approx(0.8)
-
-
 @pytest.mark.parametrize(("penalty", "rho"), CASES)
 def test_prox_is_the_minimiser(penalty: Penalty, rho: float) -> None:
     penalty.check(rho)
@@ -65,23 +60,6 @@ def test_prox_is_the_minimiser(penalty: Penalty, rho: float) -> None:
         assert ours <= objective.min() + 1e-12
         # The objective is strongly convex, so the argument agrees as well.
         assert abs(best - grid[objective.argmin()]) <= 1.2 * r / 20000 + 1e-9
-
-
-@settings(max_examples=30)
-@given(
-    lam=st.floats(0.01, 10),
-    a=st.floats(1.2, 10),
-    smoothing=st.floats(1e-6, 0.9),
-    margin=st.floats(1.05, 100),
-)
-def test_scad_scale_is_continuous_at_its_borders(lam, a, smoothing, margin):
-    rho = margin / (a - 1)
-    penalty = SmoothedSCAD(lam, a, smoothing * lam)
-    penalty.check(rho)
-    for border in (penalty.xi + lam / rho, lam + lam / rho, a * lam):
-        below, above = penalty.prox_scale([border * (1 - 1e-12), border * (1 + 1e-12)], rho)
-        # The steepest piece of s(r) has slope 1/((1 - 1/margin) r) at most.
-        assert abs(above - below) < 1e-10 / (1 - 1 / margin)
 
 
 @settings(max_examples=30)
