@@ -109,9 +109,11 @@ def test_a_pattern_is_searched_in_the_names_of_trained_arrays() -> None:
     assert compile_pattern("personal", None) is None
 
 
-@pytest.mark.parametrize("pattern", ["tail", "count", "", "body|head"])  # none, none, all, all
-def test_a_pattern_that_separates_nothing_is_refused(pattern: str) -> None:
-    with refused(ValueError, f"personal='{pattern}'", "body.weight"):
+@pytest.mark.parametrize(
+    ("pattern", "found"), [("tail", "none"), ("count", "none"), ("", "all"), ("body|head", "all")]
+)
+def test_a_pattern_that_separates_nothing_is_refused(pattern: str, found: str) -> None:
+    with refused(ValueError, f"personal='{pattern}'", found, "body.weight"):
         choose(pattern)
 
 

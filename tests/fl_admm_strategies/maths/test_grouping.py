@@ -222,7 +222,7 @@ def test_winsorised() -> None:
 
 
 def test_the_smallest_distance() -> None:
-    assert smallest_distance(np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 0.0]], np.float32)) == 3.0
+    assert smallest_distance(np.array([[1.0, 0.0], [4.0, 4.0], [4.0, 0.0]], np.float32)) == 3.0
     assert np.isnan(smallest_distance(np.zeros((1, 2))))
 
 

@@ -113,6 +113,14 @@ def test_a_client_alone_in_its_half_does_not_set_itself_apart() -> None:
     assert recheck.decide(answers, LOSSES).tolist() == TRUTH.tolist()
 
 
+def test_two_clients_that_both_gain_part() -> None:
+    labels = np.where(np.arange(18) < 16, TRUTH, 3)
+    recheck = recheck_of(labels)
+    answers = np.full((2, 18, JOIN + 4), np.nan)
+    answers[:, 16:, HALF] = [[0.5], [0.1]]
+    assert len(set(recheck.decide(answers, LOSSES)[15:])) == 3
+
+
 def test_who_spoils_a_group_leaves_it_and_not_the_others() -> None:
     recheck = apart()
     answers = np.full((2, 18, JOIN + 3), np.nan)
