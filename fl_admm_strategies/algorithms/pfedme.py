@@ -182,8 +182,5 @@ class PFedMeMatched(ConsensusMethod):
 
     def rule_of(self, client_id: int) -> PFedMeMatchedRule:
         """Return a client's rule in the round that is under way."""
-        server_round, lr = self.last_round + 1, self.outer_lr or 1 / self.lam
-        check_outer_step(self.lam, self.outer_lr, server_round)
-        return PFedMeMatchedRule(
-            self.published, self.lam, rate_in(server_round, lr, "outer_lr") * self.lam
-        )
+        lr = rate_in(self.last_round + 1, self.outer_lr or 1 / self.lam, "outer_lr")
+        return PFedMeMatchedRule(self.published, self.lam, lr * self.lam)

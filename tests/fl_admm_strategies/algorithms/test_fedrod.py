@@ -75,6 +75,8 @@ def test_a_class_without_samples_is_removed_and_leaves_no_nan(dtype: Any, gamma:
     assert torch.isfinite(loss)
     assert torch.isfinite(logits.grad).all()
     assert bool((logits.grad[:, 1] == 0).all()) == bool(gamma)
+    short = with_prior(LOGITS, torch.tensor([6]), gamma)  # of the last classes there are none
+    assert torch.equal(short, with_prior(LOGITS, torch.tensor([6, 0, 0]), gamma))
     if gamma:  # as if there were two classes
         rest = with_prior(LOGITS[:, [0, 2]], torch.tensor([6, 3]), gamma)
         expected = F.cross_entropy(rest, torch.tensor([0, 1])).item()

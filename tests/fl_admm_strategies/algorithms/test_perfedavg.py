@@ -18,7 +18,7 @@ from torch import nn
 
 from clients import PerFedAvgClient, client_app
 from fl_admm_strategies import PerFedAvg
-from fl_admm_strategies.algorithms.perfedavg import PerFedAvgInstruction
+from fl_admm_strategies.algorithms.perfedavg import PerFedAvgEvaluation, PerFedAvgInstruction
 from tests.clients.methods.lines import line_client, sample
 from tests.clients.methods.messages import received, scalars
 from tests.fl_admm_strategies.algorithms.quadratics import (
@@ -58,6 +58,7 @@ def test_first_order() -> None:
     # Client 1: w~ = .1, g = -.9, w = .045; w~ = .1405, g = -.8595, w = .087975.
     w, uploads, _ = run(strategy := perfedavg(mode="fo"), Grid(PerFedAvgClient), ALL, ALL)
     assert_allclose(uploads[0], [0.087975, -0.1536, 0.6768], atol=1e-8)
+    assert strategy.train_metrics[1][0]["loss"] == pytest.approx(0.955**2 / 2)  # before the last
     assert_allclose(w, [0.203725, 0.3757249244], atol=1e-8)
     assert_allclose(adapted(strategy, 1), losses(0.2833525, -0.03702, 1.322235), atol=1e-8)
     assert_allclose(
@@ -156,6 +157,16 @@ def test_a_step_has_batches_of_its_own(mode: str, per_step: int) -> None:
     # To count its examples a list is read once; then they go on from step to step.
     size = len(batches)
     assert drawn[size:] == [place % size for place in range(2 * per_step)]
+
+
+def test_it_is_adapted_along_the_gradient_on_all_data() -> None:
+    # Of the samples (1, 4) and (0, 1) at (3, .5): (-.5, -.5) and (0, -.5), of mean (-.25, -.5). A
+    # step of .1 ends at (3.025, .55), where the error of the first is -.425.
+    batches = [sample(1.0, 4.0), sample(0.0, 1.0)]
+    client = line_client(PerFedAvgClient, train_loader=batches, full_batch=False)
+    evaluation = PerFedAvgEvaluation(scalars(w=3, b=0.5, seen=7), 0.1)
+    _, _, metrics = client.evaluate(*received(evaluation))
+    assert metrics["adapted-loss"] == pytest.approx(0.425**2 / 2)
 
 
 @pytest.mark.parametrize("mode", ["fo", "hf"])
