@@ -13,7 +13,6 @@ U_i^T M_i become gradients over the observed entries; see docs/methods/fedmgs.md
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +25,8 @@ from ..maths.blocks import Arrays
 from ..maths.checks import Count
 from ..maths.clienttable import ClientTable, Row
 from ..maths.regularizers import squared_l2_weight
-from ..runtime.algorithm import Handshake, Phase
-from ..runtime.messages.records import ClientInstruction, Metrics, Reply
+from ..runtime.algorithm import Handshake
+from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.uploads import Upload
 from .shared.completion import CompletionStrategy, FedMCFactors
@@ -40,14 +39,10 @@ _LEAST_CURVATURE = 1e-12  # where all users' factors are 0, and gamma is
 
 @dataclass
 class FedMGSState:
-    """V, shape (r, n), and rows ``gradient``, G_i of that shape, and ``curvature``, lambda_i.
-
-    `item_curvature` is c_V of the last round.
-    """
+    """V, shape (r, n), and rows ``gradient``, G_i of that shape, and ``curvature``, lambda_i."""
 
     items: NDArray[Any]
     clients: ClientTable
-    item_curvature: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -137,9 +132,4 @@ class FedMGS(CompletionStrategy):
         gradient = state.clients.column("gradient").mean(axis=0, dtype=np.float64)
         gradient += self._gamma * state.items
         moved = state.items - gradient / max(curvature, _LEAST_CURVATURE)
-        state.item_curvature, state.items = curvature, moved.astype(state.items.dtype)
-
-    def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
-        """Add ``item-curvature``, c_V, the inverse of the step's length, to a training's."""
-        found = super().metrics(phase, clients, means)
-        return found | {"item-curvature": self.state.item_curvature} if phase == "train" else found
+        state.items = moved.astype(state.items.dtype)

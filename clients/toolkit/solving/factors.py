@@ -71,9 +71,9 @@ class Equations(NamedTuple):
     vectors: NDArray[Any]
     gram: NDArray[Any]
 
-    def solved(self, ridge: float) -> NDArray[Any]:
-        """Return x of every row."""
-        return solve_rows(self.matrices + self.gram, self.vectors, ridge)
+    def solved(self, ridge: float, anchor: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Return x of every row, drawn to that of the anchor, by default to 0."""
+        return solve_rows(self.matrices + self.gram, self.vectors, ridge, anchor)
 
 
 class _Side(NamedTuple):
@@ -118,8 +118,6 @@ class FactorSolver:
             targets.data = 1 + weights.data
         self._by_user = _Side(weights, targets)
         self._by_item = _Side(weights.T.tocsr(), targets.T.tocsr())
-        self._rated = np.flatnonzero(np.diff(self._by_item.weights.indptr))
-        self._of_rated = _Side(*(side[self._rated] for side in self._by_item))
 
     def users(self, items: NDArray[Any], lam: float) -> NDArray[Any]:
         """Return all users' factors, shape (m, k), by the items', shape (n, k).
@@ -149,16 +147,7 @@ class FactorSolver:
 
         They minimise the loss + pull/2 |W - anchor|^2.
         """
-        found = self._equations(self._of_rated, users)
-        if self.explicit:
-            solved = anchor.copy()
-        else:  # what no user here has met is a 0 to all: one matrix for all these items
-            gram = users.T @ users + pull * np.eye(users.shape[1])
-            solved = np.linalg.solve(gram, pull * anchor.T).T.astype(anchor.dtype)
-        solved[self._rated] = solve_rows(
-            found.matrices + found.gram, found.vectors, pull, anchor[self._rated]
-        )
-        return solved
+        return self.item_equations(users).solved(pull, anchor)
 
     def loss(self, users: NDArray[Any], items: NDArray[Any]) -> float:
         """Return the loss, without the regulariser."""
