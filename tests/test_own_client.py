@@ -55,7 +55,7 @@ def test_every_message_of_a_client_is_exported() -> None:
         client = getattr(clients, name)
         if isinstance(client, type) and issubclass(client, MethodClient):
             asked = getattr(client, "instruction", None)
-            assert asked is None or asked.__name__ in SCHEMAS, name
+            assert asked is None or not fields(asked) or asked.__name__ in SCHEMAS, name
 
 
 def test_the_table_of_objectives_names_every_client_and_those_without_one() -> None:
