@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
@@ -76,11 +75,8 @@ class FolderStore:
 
     def rounds(self) -> list[int]:
         """Return the rounds that it holds arrays of, sorted."""
-        if not self._folder.is_dir():
-            return []
-        files = [path for path in self._folder.iterdir() if path.is_file()]
-        names = [re.fullmatch(r"round-(\d+)\.safetensors", path.name) for path in files]
-        return sorted(int(name[1]) for name in names if name)
+        paths = self._folder.glob("round-*.safetensors")
+        return sorted(int(path.stem.removeprefix("round-")) for path in paths)
 
     def read(self, server_round: int, run: str | None) -> Arrays | None:
         """Return the arrays of a round; None, too, where they are another run's or damaged."""
