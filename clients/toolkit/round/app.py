@@ -234,7 +234,6 @@ class _Host:
             )
         _check_consent(asked.values(), self._may_collect(context))
         choice = self.cohort(context) if callable(self.cohort) else self.cohort
-        check_choice("cohort", choice, ("auto", True, False))
         together = choice is True or (choice == "auto" and total >= LEAST_COHORT)
         at_once = TOGETHER if together else 1  # no more of them are in memory
         states, waiting, trains = _split_state(context.state), list(asked), _trains(message)

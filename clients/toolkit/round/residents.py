@@ -7,7 +7,7 @@ model as `client_fn` gave it, so that it does to the bit what one that is made a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.app import Context
 from flwr.client import NumPyClient
@@ -18,21 +18,11 @@ MOST_BYTES = 2**28
 """Of the models of all clients that a process keeps, each twice; others are made anew: 256 MiB."""
 
 
-class Resident(NamedTuple):
-    """A client that is kept.
+Kept = tuple[NumPyClient, Context, list[tuple[Any, Any]]]
+"""A client, its context, and each tensor of its model with a copy of what `client_fn` gave it.
 
-    Attributes
-    ----------
-    client : NumPyClient
-    context : Context
-        The client's own. Between two messages its state is empty: that is in the node's.
-    model : list of (tensor, copy of it)
-        The tensors of its model, and what `client_fn` gave it.
-    """
-
-    client: NumPyClient
-    context: Context
-    model: list[tuple[Any, Any]]
+Between two messages the state of the context is empty: that is in the node's.
+"""
 
 
 class Residents:
@@ -50,7 +40,7 @@ class Residents:
     def __init__(self, app_id: str) -> None:
         self._app_id = app_id
         self._run_id: int | None = None
-        self._kept: dict[int, Resident] = {}
+        self._kept: dict[int, Kept] = {}
         self._room = MOST_BYTES
 
     def __reduce__(self) -> tuple[Callable[[str], Residents], tuple[str]]:
@@ -62,8 +52,8 @@ class Residents:
         if fields["run_id"] != self._run_id:
             self._run_id, self._kept, self._room = fields["run_id"], {}, MOST_BYTES
         client_id = fields["node_config"]["partition-id"]
-        if (resident := self._kept.get(client_id)) is not None:
-            client, context, model = resident
+        if client_id in self._kept:
+            client, context, model = self._kept[client_id]
             context.state.update(fields["state"])
             vars(context).update(fields | {"state": context.state})
             for tensor, given in model:
@@ -76,7 +66,7 @@ class Residents:
             num_bytes = 2 * sum(given.nbytes for _, given in model)
             if num_bytes <= self._room:
                 self._room -= num_bytes
-                self._kept[client_id] = Resident(made, context, model)
+                self._kept[client_id] = made, context, model
         return made, context
 
     def leave(self, client_id: int, failed: bool) -> None:
@@ -84,7 +74,7 @@ class Residents:
         if failed:
             self._kept.pop(client_id, None)
         elif client_id in self._kept:
-            self._kept[client_id].context.state.clear()
+            self._kept[client_id][1].state.clear()
 
 
 _UNPICKLED: dict[str, Residents] = {}

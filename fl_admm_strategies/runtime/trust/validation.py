@@ -37,10 +37,6 @@ _MOST_METRICS = 300  # of one reply, and the letters of a name: every one is kep
 _LONGEST_NAME = 100
 
 
-class AlteredUploadError(WrongMakerError):
-    """An upload was changed on its way that must arrive as it was sent."""
-
-
 class Accepted(NamedTuple):
     """The checked replies of a phase.
 
@@ -180,7 +176,7 @@ class ReplyValidation:
         wanted = spec(client) if callable(spec) else spec
         reply = check_reply(raw, wanted, wire_dtype)
         if reply.altered and not self.upload.goes_with("mods"):
-            raise AlteredUploadError(
+            raise WrongMakerError(
                 f"its upload was changed by a mod of the client, and {self.upload.because()}"
             )
         return reply
