@@ -260,13 +260,14 @@ class MethodClient(NumPyClient, Generic[Asked]):
             All settings of the message.
         """
         names = self.wanted_names(config)
-        whole = {**self.untrained([name for name in names if name not in upload]), **upload}
-        if missing := [name for name in names if name not in whole]:
+        if missing := [name for name in names if name not in upload]:
+            upload = upload | self.untrained(missing)
+        if missing := [name for name in names if name not in upload]:
             raise ValueError(
                 f"The server wants the arrays {', '.join(missing)}, which this client does not "
                 "have. Use one model definition on both sides."
             )
-        found = {name: whole[name] for name in names}
+        found = {name: upload[name] for name in names}
         for change in changes_of(config, self.buffer_names()):
             found = change(found, reference)
         return ChangedUpload(found)

@@ -69,6 +69,17 @@ class SplitClient(TorchClient[Asked]):
         """Return what the client is to keep of a training: v_i."""
         return prefixed(V, self.personal_part(asked.personal))
 
+    def wanted_names(self, config: Scalars) -> list[str]:
+        """Return which arrays the server wants; raise ValueError if any is of v_i."""
+        personal: Any = config.get("personal")
+        names = super().wanted_names(config)
+        if held := [name for name in names if is_personal(name, personal)]:
+            raise ValueError(
+                f"The server wants {', '.join(held)} uploaded, which personal={personal!r} leaves "
+                "with this client. They are not sent."
+            )
+        return names
+
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate (u, v_i), with v_i of the last training that the server accepted."""
         asked = SplitEvaluation.decode(parameters, config)

@@ -222,20 +222,25 @@ def parse_groups(config: Mapping[str, Any]) -> dict[str, list[str]] | None:
     """
     if (text := config.get(GROUPS)) is None:
         return None
-    groups = _parsed(str(text))
-    lists = list(groups.values()) if isinstance(groups, dict) else []
-    if not lists or not all(
-        isinstance(names, list)
-        and all(isinstance(name, str) for name in names)
-        and len(set(names)) == len(names)
-        for names in lists
-    ):
+    if (groups := _groups_of(str(text))) is None:
         raise ValueError(
             f"The message's groups are {brief(repr(text))}, expected JSON with the names of the "
             f'arrays of every group, e.g. {{"anchor":["weight"]}}. {VERSIONS}'
         )
-    found: dict[str, list[str]] = groups
-    return found
+    return groups
+
+
+@lru_cache(maxsize=64)
+def _groups_of(text: str) -> dict[str, list[str]] | None:
+    groups = _parsed(text)
+    lists = list(groups.values()) if isinstance(groups, dict) else []
+    good = all(
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and len(set(names)) == len(names)
+        for names in lists
+    )
+    return groups if lists and good else None
 
 
 def split_groups(
