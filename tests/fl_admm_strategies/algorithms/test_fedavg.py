@@ -22,6 +22,7 @@ from fl_admm_strategies import FedAvg, InProcessGrid
 from fl_admm_strategies.maths.blocks import Arrays
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, follow, run
 from tests.support.federation import (
+    assert_close,
     assert_same_bits,
     dataset,
     make_client,
@@ -118,8 +119,7 @@ def test_it_is_flowers_own_to_the_bit(dtype: torch.dtype) -> None:
     theirs = {name: array.numpy() for name, array in result.arrays.items()}
     if dtype == torch.float64:
         assert_same_bits(ours, theirs)
-    for name, array in theirs.items():
-        assert_allclose(ours[name], array, atol=4 * 6 * 2**-24, rtol=0)
+    assert_close(ours, theirs, rtol=0, atol=4 * 6 * 2**-24)
 
 
 # --- Settings -------------------------------------------------------------------------------------
