@@ -38,12 +38,11 @@ from .hosting.legacy import LegacyServer
 from .maths.penalties import L1, MCP, SmoothedSCAD
 from .maths.regularizers import L1Norm, SquaredL2
 from .maths.schedules import GrowingEpochs, RandomDelay, RandomEpochs, StepDecay
-from .runtime.best import KeepBest
 from .runtime.messages.schema import Instruction
 from .runtime.messages.stamp import made_by
 from .runtime.models import Models, load_models
 from .runtime.privacy import ClientDP
-from .runtime.stopping import EarlyStopping
+from .runtime.stopping import EarlyStopping, KeepBest
 from .runtime.strategy import StatefulStrategy
 
 __version__ = "0.2.0"

@@ -205,7 +205,7 @@ class InProcessGrid(LocalGrid):
             self._threads.shutdown(wait=False)
 
     def abandon(self) -> None:
-        """Close the grid from a signal handler: at once, whoever holds its lock."""
+        """Close the grid from a signal handler: at once, also while its lock is held."""
         self._closed = True
         threading.Thread(target=self.close, daemon=True).start()
 
@@ -395,7 +395,7 @@ def _reply_of(client_app: ClientAppLike, message: Message, context: Context) -> 
 
 
 def _copied(pair: Done) -> Done:
-    """Return a copy by pickle, but for the bytes of arrays: nobody can change these."""
+    """Return a copy by pickle, but for the bytes of arrays, which cannot be changed."""
     arrays: list[Array] = []
     file = BytesIO()
     _Pickler(file, arrays).dump(pair)

@@ -2,7 +2,7 @@
 
 Either gets the global model of every round and may return another one, with noise added for
 example. `Run.adopt` makes that the method's own. A combination that cannot mean what it says is
-refused before anybody trains; docs/composition.md has the table.
+refused before round 1; docs/composition.md has the table.
 """
 
 from __future__ import annotations

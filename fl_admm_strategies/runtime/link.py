@@ -9,7 +9,6 @@ from flwr.app import Message, Metadata
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 
-from ..maths.checks import listing
 from .common.collector import collector_paused
 from .members.client_keys import ClientKeys
 from .members.discovery import Discovery
@@ -112,7 +111,7 @@ class GridLink:
 
     @collector_paused()
     def replies(self, messages: Iterable[Message], asked: Collection[int]) -> list[ClientReply]:
-        """Return what every client replied, unchecked; None for a client that nobody knows.
+        """Return what every client replied, unchecked; None for an unknown client.
 
         Parameters
         ----------
@@ -147,21 +146,19 @@ class GridLink:
             # A node speaks for its own clients only; a single one needs no label.
             alone = clients[0] if clients and self.discovery.num_hosted(node) == 1 else None
             found = list(unpack_replies(message.content))
-            unknown, hosts = [], set(clients)
+            hosts = set(clients)
             for label, reply in found:
                 speaker = alone if label is None else label
                 if speaker in hosts:
                     replies.append((speaker, reply))
                 elif label is None and clients and reply.error is not None:
-                    # Whose it is nobody knows.
+                    # An error without a label concerns all clients that did not reply.
                     said = {client for client, _ in found}
                     replies += [(c, reply) for c in clients if c in asked and c not in said]
                 else:
-                    unknown.append("its client" if label is None else f"client {label}")
-            if unknown:
-                whom = unknown[0] if len(unknown) == 1 else listing(unknown)
-                reason = f"node {node} replied for {whom}, which this run does not know there"
-                replies.append((None, RawReply(error=reason)))
+                    client = "its client" if label is None else f"client {label}"
+                    reason = f"node {node} replied for {client}, which this run does not know there"
+                    replies.append((None, RawReply(error=reason)))
         return replies
 
 

@@ -38,8 +38,8 @@ class Models:
     method : str
         The strategy's class.
     global_ : Arrays or None
-        Everybody's model; None where the method has none. Of a method whose clients keep a part of
-        it, such as `FedAPM`, it is the part that they share.
+        The model of all clients; None where the method has none. Where clients keep a part of it,
+        as in `FedAPM`, it is the part that they share.
     personal : dict of int to Arrays
         By client.
     clusters : dict of int to Arrays
@@ -179,10 +179,10 @@ def gather(strategy: Any, collected: Mapping[int, Arrays] | None) -> Models:
     def model(kind: str, client: int) -> Arrays:
         return from_array_record(strategy.model_arrays(kind, client))
 
-    everybody = model("global", client_ids[0]) if "global" in kinds else None
+    shared = model("global", client_ids[0]) if "global" in kinds else None
     personal: dict[int, Arrays] = {}
-    whose = "the global one" if "global" in kinds else "its cluster's"
-    absent = f"{method} has no personal models: every client's is {whose}."
+    used = "the global one" if "global" in kinds else "its cluster's"
+    absent = f"{method} has no personal models: every client's is {used}."
     if "personal" in kinds:
         first = strategy.model("personal", client_ids[0])
         if not isinstance(first, OnClient):
@@ -194,9 +194,9 @@ def gather(strategy: Any, collected: Mapping[int, Arrays] | None) -> Models:
             )
         else:
             # A model of other arrays altogether, such as users' factors, is whole as it is.
-            whole, shared = set(strategy.run.layout.given), everybody or {}
+            whole, rest = set(strategy.run.layout.given), shared or {}
             personal = {
-                client: {**shared, **arrays} if arrays.keys() <= whole else arrays
+                client: {**rest, **arrays} if arrays.keys() <= whole else arrays
                 for client, arrays in collected.items()
             }
             absent = "No client sent its personal model; the warnings of the run say why."
@@ -211,7 +211,7 @@ def gather(strategy: Any, collected: Mapping[int, Arrays] | None) -> Models:
             clusters[number] = from_array_record(records[int(labels[rows[0]])])
             cluster_of |= dict.fromkeys(members, number)
     absent = "" if personal else absent
-    return Models(method, everybody, personal, clusters, dict(sorted(cluster_of.items())), absent)
+    return Models(method, shared, personal, clusters, dict(sorted(cluster_of.items())), absent)
 
 
 def collect_personal(run: Run, exchange: Exchange) -> dict[int, Arrays] | None:

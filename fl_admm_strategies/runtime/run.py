@@ -151,7 +151,7 @@ class Run:
             self.go_on_from(saved)
 
     def prepare(self) -> list[int]:
-        """Before anybody is looked for, put back whose the ids are; return the saved clients."""
+        """Before the search for clients, load the owners of the ids; return the saved clients."""
         self.membership.client_keys.reset(under(BASE, self.resume.saved or {}))
         return self.resume.saved_clients
 
@@ -172,9 +172,9 @@ class Run:
         client_ids : iterable of int
             The clients that there are.
         announced : int
-            The size of their federation; 0 where nobody knows it.
+            The size of their federation; 0 where it is unknown.
         exchange, config
-            As in `handshake`, to ask some of them what they train. Without, nobody is asked.
+            As in `handshake`, to ask some of them what they train. Without, no client is asked.
 
         Raises
         ------
@@ -399,8 +399,8 @@ class Run:
     def aggregate_train(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics | None:
         """Check the replies of a round, then let them change the state; return the mean metrics.
 
-        None where no reply is usable. Where nobody could ever train, the run ends after `PATIENCE`
-        rounds; at once if all clients are of the wrong kind.
+        None where no reply is usable. Where no client could ever train, the run ends after
+        `PATIENCE` rounds; at once if all clients are of the wrong kind.
         """
         algorithm, sent = self.algorithm, self.validation.sent
         self._is_open = False
@@ -462,7 +462,7 @@ class Run:
         return {name: spec[name] for name in sent.upload_names()} if UPLOAD in sent.config else spec
 
     def check_aggregated(self) -> None:
-        """Count a round whose replies nobody handed over as one without a usable reply.
+        """Count a round without a call of `aggregate_train` as one without a usable reply.
 
         Raises
         ------
@@ -542,7 +542,7 @@ class Run:
     @collector_paused()
     def aggregate_evaluate(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
         """Check the replies of an evaluation and return the mean metrics."""
-        anybody = bool(self.validation.sent)
+        any_sent = bool(self.validation.sent)
         failure = self.validation.last_refusal  # that of the training says more
         accepted, lost = self.validation.accept(server_round, replies, spec=None)
         self.validation.last_refusal = failure
@@ -550,7 +550,7 @@ class Run:
         # A client without test data says so with 0 examples; it has no say in the means.
         accepted = {i: reply for i, reply in accepted.items() if reply.num_examples > 0}
         if not accepted:
-            if anybody:
+            if any_sent:
                 log(WARNING, "round %s: no usable evaluation", server_round)
             return {}
         clients = {i: reply.metrics for i, reply in accepted.items()}

@@ -190,7 +190,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             self.wire_dtype,
         )
         self._collected: dict[int, Arrays] | None = None
-        self._known: dict[str, Array] = {}  # the global model, as whoever calls the hooks has it
+        self._known: dict[str, Array] = {}  # the global model, as the hooks' caller has it
         self._link = GridLink(
             self.min_available_nodes,
             self.node_timeout,
@@ -299,12 +299,6 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     def cluster_arrays(self) -> list[ArrayRecord]:
         """Return the model of every cluster, by its number in `clusters`; here there are none."""
         return []
-
-    def personal_models(self) -> dict[int, Arrays]:
-        """Return the personal models by client; raise RuntimeError if there are none here."""
-        if absent := (models := self.models()).absent:
-            raise RuntimeError(absent)
-        return dict(models.personal)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the whole server state as plain numeric arrays.

@@ -447,11 +447,8 @@ def check_models_of_each_kind(case: Case, folder: Path) -> None:
             assert all(np.isfinite(array.numpy()).all() for array in arrays.values())
         assert here in ([], strategy.client_ids)
     assert bool(strategy.global_arrays) == ("global" in strategy.kinds)
-    if "personal" in strategy.kinds:
-        assert list(strategy.personal_models()) == strategy.client_ids
-    else:
-        with refused(RuntimeError, "personal"):
-            strategy.personal_models()
+    assert list(models.personal) == (strategy.client_ids if "personal" in strategy.kinds else [])
+    assert bool(models.absent) == (not models.personal)
     files = models.save(folder / "models")
     assert [file.stem for file in files] == list(models.named())
     again = load_models(folder)

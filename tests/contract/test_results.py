@@ -34,7 +34,7 @@ from tests.support.federation import (
     make_model,
 )
 from tests.support.pace import fast
-from tests.support.refusals import Warned, refused
+from tests.support.refusals import Warned, names, refused
 
 # --- Models on disk -------------------------------------------------------------------------------
 
@@ -92,12 +92,11 @@ def test_a_client_that_sends_no_usable_model_is_named_and_missing(warned: Warned
     strategy = Local(lr=0.1)
     grid = Federation(client_app(client_fn_of(Forgetful)), 3)
     strategy.start(grid, initial_arrays(), 1, collect=True)
-    assert list(strategy.personal_models()) == [2]
+    assert list(strategy.models().personal) == [2]
     assert warned("client 0", "the disk is gone")
     assert warned("client 1", "head.bias", "NaN")
     strategy.start(grid, initial_arrays(), 1)  # not asked to collect
-    with refused(RuntimeError, "LocalClient", "collect=True"):
-        strategy.personal_models()
+    assert names(strategy.models().absent, "LocalClient", "collect=True")
 
 
 def own_handlers(may_collect: bool) -> Any:

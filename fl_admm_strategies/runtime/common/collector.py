@@ -33,7 +33,7 @@ def only_new_collected() -> Iterator[None]:
     thousand clients or so have been made, a quarter of the time of a round of small models. For
     code that calls clients: their garbage is collected as ever.
     """
-    if gc.get_freeze_count() or not gc.isenabled():  # somebody has done it, or more, already
+    if gc.get_freeze_count() or not gc.isenabled():  # an outer block has done it, or more
         yield
         return
     gc.collect(1)  # what is garbage now would be left until it looks at everything again

@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user has pressed Ctrl-C: the run ends, whoever's code was running."""
+    """The user has pressed Ctrl-C: the run ends, also where a client's code was running."""
 
 
 @contextmanager

@@ -119,7 +119,7 @@ class ClientKeys:
             self.keys = kept | moved
 
     def bind(self, clients: Iterable[int]) -> None:
-        """Give clients, which are part of the run, to the nodes they are on, if still nobody's."""
+        """Let ids of the run that have no owner belong to the nodes which their clients are on."""
         new = {c: key for c in clients if c not in self.keys and (key := self._present.get(c))}
         if new:
             self.keys = self.keys | new

@@ -242,7 +242,7 @@ class Discovery:
             if answers := self._identify(grid, silent):
                 self._identities |= answers
             elif silent <= self._silent or time.monotonic() >= deadline:
-                break  # nobody is waited for twice
+                break  # a node is waited for once
             else:
                 time.sleep(0.2)
         self._silent = silent

@@ -33,7 +33,7 @@ class Membership:
         The clients of the run, sorted.
     num_initial : int
         How many clients the run began with. It stands for m (or p, n) wherever that is a mere scale
-        of the objective, so that nobody's step changes when clients come and go; means are over
+        of the objective, so that no client's step changes when others come and go; means are over
         those that belong to the run.
     initial_examples : float
         The number of examples of those, where a handshake asked for it; NaN otherwise.
@@ -148,7 +148,7 @@ class Membership:
             self.joining.pop(client, None)
 
     def overdue(self, server_round: int) -> list[int]:
-        """Return the clients that have missed too many rounds; somebody must be left."""
+        """Return the clients that have missed too many rounds, unless all have."""
         if self.max_missed_rounds is None:
             return []
         limit = server_round - self.max_missed_rounds

@@ -173,7 +173,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _checksum(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> str:
-    """Return a CRC-32 of everything: what damages files is not somebody who computes checksums."""
+    """Return a CRC-32 of everything, which finds damage by chance, not by intent."""
     total = zlib.crc32(json.dumps(sorted(metadata.items())).encode())
     for name, array in sorted(arrays.items()):
         total = zlib.crc32(f"{name} {array.dtype.str} {array.shape}".encode(), total)

@@ -41,7 +41,7 @@ class Sent:
 
 @dataclass
 class PendingReplies:
-    """What is on its way to clients and back. Where rounds wait for everybody it is empty.
+    """What is on its way to clients and back. Where rounds wait for all replies it is empty.
 
     Attributes
     ----------
