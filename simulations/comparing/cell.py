@@ -20,7 +20,8 @@ from torch import Tensor
 
 from fl_admm_strategies import __version__
 
-from ..data import Data, FederatedData, Samples, with_validation
+from ..data import Data, FederatedData
+from ..data.federated import Samples, with_validation
 from ..experiments.experiment import baseline_of, load_data, problem_with
 from ..experiments.loading import checked
 from ..methods import ScoreHistory, run_here

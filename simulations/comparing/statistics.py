@@ -150,20 +150,16 @@ def ranks_of(scores: ArrayLike, higher_is_better: bool) -> Ranks:
     return Ranks(ranks.mean(axis=1).tolist(), friedman, critical)
 
 
-def smallest_p(seeds: int) -> float:
-    """Return the least p that Wilcoxon's test can have: every difference of the same sign."""
-    return min(1.0, 2.0 ** (1 - seeds))
-
-
 def what_it_can_show(seeds: int, methods: int) -> str:
     """Say what this number of seeds can show, and what it cannot."""
     if seeds < 2:
         return "One seed shows no spread: the numbers rank nothing. Take 5 seeds or more."
     pairs = max(1, methods * (methods - 1) // 2)
+    smallest = 2.0 ** (1 - seeds)  # every difference of the same sign
     text = f"With {seeds} seeds the smallest p that Wilcoxon's test can have is"
-    text += f" {smallest_p(seeds):.3g}, times {pairs} at Holm's first step."
-    if pairs * smallest_p(seeds) > LEVEL:
-        needed = next(n for n in itertools.count(seeds) if pairs * smallest_p(n) <= LEVEL)
+    text += f" {smallest:.3g}, times {pairs} at Holm's first step."
+    if pairs * smallest > LEVEL:
+        needed = math.ceil(1 + math.log2(pairs / LEVEL))
         text += f" No pair can differ at the 5 % level; {needed} seeds are needed for that."
     return (
         f"{text} The seeds draw the partition, the initial model, the clients of each round and "

@@ -83,15 +83,8 @@ def read_images(dataset: str, root: Path) -> dict[str, tuple[npt.NDArray[np.uint
         files = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
         images_path, labels_path = (_find(folder, name) or folder / name for name in files)
         images, labels = read_idx(images_path, 3, source), read_idx(labels_path, 1, source)
-        with reading(labels_path, source):
-            if len(images) != len(labels) or labels.max(initial=0) >= NUM_CLASSES:
-                raise ValueError(
-                    f"{len(labels)} labels up to {labels.max(initial=0)}, expected one from 0 to 9 "
-                    f"for each of {len(images)} images"
-                )
-        with reading(images_path, source):
-            if images.shape[1:] != (28, 28):
-                raise ValueError(f"images of shape {images.shape[1:]}, expected 28x28 pixels")
+        if images.shape != (len(labels), 28, 28):
+            raise ValueError(f"{images_path} and {labels_path.name} do not go together.")
         parts[part] = (images, labels)
     return parts
 
@@ -296,10 +289,8 @@ def read_packed(
     with reading(path, source):
         with np.load(path) as content:
             data, offset, label = (content[key] for key in ("data", "offset", "label"))
-        if len(offset) != len(label) + 1 or offset[0] != 0 or (np.diff(offset) < 0).any():
+        if len(offset) != len(label) + 1 or offset[-1] != len(data):
             raise ValueError(f"offset does not cut data into {len(label)} images")
-        if offset[-1] != len(data):
-            raise ValueError(f"data has {len(data)} bytes, offset ends at {offset[-1]}")
 
     def decode(index: Index) -> npt.NDArray[np.uint8]:
         images = np.empty((len(index), *shape), np.uint8)

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError, create_model
 
-from .. import methods
 from ..data import kind_of
+from ..methods import tables as methods
 from ..problems import problem_of
 from ..reports import report_of
 from ..settings.section import SettingError

@@ -33,7 +33,6 @@ DPI = 150  # 8 inches become 1200 pixels
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 LINES = (*COLOURS, "black")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_DASHES: tuple[Any, ...] = ((0, (5, 4)), (0, (1, 2)), (0, (8, 2, 1, 2)))
 GREY = "#6B6B6B"
 _STYLE: dict[Any, Any] = {
     **{"axes.grid": True, "axes.grid.axis": "y", "grid.color": "#E6E6E6"},
@@ -112,51 +111,37 @@ def curves(
         Values that do not move, such as published ones, by name: a grey horizontal line each.
     log : bool
         Whether the axis of the metric is logarithmic.
-
-    Raises
-    ------
-    ValueError
-        If no series holds a value that can be drawn.
     """
     import pandas as pd
-    import seaborn as sns
     from matplotlib.ticker import MaxNLocator
 
-    points = [(name, x, y) for name, line in series.items() for x, y in line]
-    frame = pd.DataFrame(points, columns=["name", xlabel, ylabel]).astype({ylabel: float})
-    frame = frame[np.isfinite(frame[ylabel]) & ((frame[ylabel] > 0) | (not log))]
-    if frame.empty:
-        raise ValueError(
-            f"no finite value to draw in the series {list(series)}: evaluate at least once during "
-            "the run, and look for a diverged model if every value is NaN or infinite."
-        )
-    names, places = frame["name"].unique(), frame[xlabel].unique()
-    markers = {name: _MARKERS[k % len(_MARKERS)] for k, name in enumerate(names)}
-    # The main metric can be seen below a line on top of it.
-    widths = {name: 1.2 if name in compared else 1.8 for name in names}
-    if len(names) > 1:
-        widths[names[0]] = 3.5
     figure, axes = picture.axes((8.0, 5.0))
-    sns.lineplot(
-        frame,
-        **{"x": xlabel, "y": ylabel, "hue": "name", "style": "name", "size": "name"},
-        palette={name: LINES[k % len(LINES)] for k, name in enumerate(names)},
-        # A lone point draws no line, and a few points should be seen as what they are.
-        markers=markers if len(places) <= 25 else False,
-        dashes={name: (4, 2) if name in compared else "" for name in names},
-        sizes=widths,
-        errorbar="sd",
-        ax=axes,
-    )
-    for k, (name, value) in enumerate((levels or {}).items()):
-        dashes = _DASHES[k % len(_DASHES)]
-        axes.axhline(value, label=name, color=GREY, linestyle=dashes, linewidth=1.2, zorder=1)
+    for k, (name, line) in enumerate(series.items()):
+        points = pd.DataFrame(line, columns=["x", "y"]).astype({"y": float})
+        points = points[np.isfinite(points["y"]) & ((points["y"] > 0) | (not log))]
+        numbers = points["x"].dtype.kind in "if"  # words stay in their order
+        by_x = points.groupby("x", sort=numbers)["y"].agg(["mean", "std"]).fillna(0.0)
+        mean, deviation = by_x["mean"], by_x["std"]
+        axes.plot(
+            by_x.index,
+            mean,
+            label=name,
+            color=LINES[k % len(LINES)],
+            # A lone point draws no line, and a few points should be seen as what they are.
+            marker=_MARKERS[k % len(_MARKERS)] if len(by_x) <= 25 else None,
+            linestyle="--" if name in compared else "-",
+            linewidth=1.5 if k else 3.0,  # the main metric can be seen below a line on top of it
+        )
+        band: dict[str, Any] = {"color": LINES[k % len(LINES)], "alpha": 0.2, "linewidth": 0}
+        axes.fill_between(by_x.index, mean - deviation, mean + deviation, **band)
+        if numbers:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    for name, value in (levels or {}).items():
+        axes.axhline(value, label=name, color=GREY, linestyle=":", zorder=1)
     if log:
         axes.set_yscale("log")
-    if not isinstance(places[0], str):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if len(places) == 1:
-        axes.set_xticks(places)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.legend()
     legend_below(figure, axes)
     picture.save(figure)
 
