@@ -32,7 +32,6 @@ LABELS: Final = "random-labels"
 Kind = Literal["same-value", "sign-flip", "gaussian", "one-huge", "random-labels"]
 
 SIGMAS = {"same-value": 100.0, "sign-flip": 10.0, "gaussian": 100.0}
-HUGE = 1e9
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Attack:
         elif self.kind == "one-huge" and (filled := [n for n, a in floating.items() if a.size]):
             place = filled[0]
             made = {place: floating[place].astype(np.float64)}
-            made[place].flat[0] = HUGE
+            made[place].flat[0] = 1e9
         with np.errstate(over="ignore"):  # of float16: infinity, which the server refuses
             cast = {name: np.asarray(array, arrays[name].dtype) for name, array in made.items()}
         return arrays | cast
@@ -211,27 +210,10 @@ def attacked_client_fn(client_fn: ClientFn, attack: Attack) -> ClientFn:
         )
 
     def attacked(context: Context) -> Any:
-        client, honest = _client_of(context), client_fn(context)
+        client, honest = int(context.node_config["partition-id"]), client_fn(context)
         if client not in attack.malicious(int(context.node_config["num-partitions"])):
             return honest
         inner: Any = getattr(honest, "numpy_client", honest)  # what NumPyClient.to_client() wraps
         return AttackingClient(inner, attack, client).to_client()
 
     return attacked
-
-
-def _client_of(context: Context) -> int:
-    """Return the client that a node is.
-
-    Raises
-    ------
-    ValueError
-        If the node does not say which client of how many it is.
-    """
-    config = context.node_config
-    if "partition-id" not in config or "num-partitions" not in config:
-        raise ValueError(
-            f"node_config is {dict(config)}, expected partition-id and num-partitions: they say "
-            "which clients are malicious."
-        )
-    return int(config["partition-id"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from ..reports import write_text
 from . import cell as cells
 from .cell import Cell
 from .comparison import ComparisonPlan, optuna
-from .workers import Workers, num_cores
+from .workers import Workers
 
 AT_ONCE = 5
 """Trials that are drawn together; constant, so that the number of workers changes no choice."""
@@ -102,7 +103,7 @@ def compare(
     (out / CELLS).mkdir(parents=True, exist_ok=True)
     with lock_folder(out / CELLS):
         write_text(out / COMPARISON, comparison.to_toml())
-        return _Schedule(comparison, out / CELLS, most or num_cores(), say).run(data_root)
+        return _Schedule(comparison, out / CELLS, most or os.cpu_count() or 1, say).run(data_root)
 
 
 Batch = Generator[list[Cell], list[Found], Outcome]

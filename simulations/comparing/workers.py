@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import warnings
 from collections.abc import Callable
@@ -14,12 +13,6 @@ from typing import Any
 from fl_admm_strategies.hosting.workers import Worker, WorkerDiedError, pack_function
 
 _PRELOAD = ["simulations.comparing.cell", "sklearn.datasets", "sklearn.metrics"]
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 class Workers:

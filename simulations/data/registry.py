@@ -149,6 +149,4 @@ def load(name: str, seed: int, data_root: Path | str | None = None, **options: A
     FileNotFoundError
         If a file is missing and cannot be downloaded.
     """
-    if seed < 0:
-        raise ValueError(f"seed is {seed}, expected an integer >= 0.")
     return _load(name, seed, resolve_root(data_root), checked_options(name, options))

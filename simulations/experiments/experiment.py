@@ -12,7 +12,6 @@ from ..methods import Federation, completed
 from ..problems import Problem, problem_of
 from ..reports import MethodReport, report_of
 from ..settings.tables import Settings
-from ..settings.wording import unknown
 from .loading import load_settings
 
 
@@ -46,16 +45,7 @@ def read_run_config(raw: Mapping[str, Any]) -> RunConfig:
 
     ``set`` holds changes as ``"section.key=value"``, separated by semicolons; an empty text and the
     seed -1 stand for "not given".
-
-    Raises
-    ------
-    ValueError
-        If a key is unknown.
     """
-    known = ["data-root", "experiment", "out", "profile", "resume", "seed", "set"]
-    for key in raw:
-        if key not in known:
-            raise unknown("key of the run configuration", key, known)
     seed = raw.get("seed", -1)
     changes = (change.strip() for change in str(raw.get("set", "")).split(";"))
     return RunConfig(

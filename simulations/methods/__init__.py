@@ -5,10 +5,8 @@ from .federation import ScoreHistory as ScoreHistory
 from .federation import grid_of as grid_of
 from .federation import run_here as run_here
 from .federation import run_method as run_method
-from .tables import CLIENTS as CLIENTS
 from .tables import METHODS as METHODS
 from .tables import baseline_table as baseline_table
 from .tables import client_of as client_of
 from .tables import completed as completed
-from .tables import data_of as data_of
 from .tables import strategy_named as strategy_named

@@ -177,15 +177,8 @@ def score(values: ArrayLike, metric: Metric) -> ScoreSummary:
     -------
     ScoreSummary
         Mean and spread over the clients, and the means of the worst and the best tenth.
-
-    Raises
-    ------
-    ValueError
-        If there is no client.
     """
     array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"values has shape {array.shape}; give one value per client, shape (m,).")
     sign = -1.0 if metric.higher_is_better else 1.0
     # An infinite accuracy is no good news: everything that is not finite sorts last, as NaN does.
     finite = np.where(np.isfinite(array), array, np.nan)

@@ -78,9 +78,6 @@ class FPFCReport(MethodReport):
         own = {found.nu} if strategy.penalty == "auto" else set()
         rows = [clustering_at(nu, theta_norms, true) for nu in sorted({0.01, 0.1, 0.5, *own})]
         named = {f"clusters at ν={row.nu:.3g}": row for row in rows}
-        # Where the penalty is flat: pairs above do not pull on each other.
-        if flat := getattr(strategy.penalty_in_use, "flat_from", 0.0):
-            named[f"clusters at ν=aλ={flat:.3g}"] = clustering_at(flat, theta_norms, true)
         omega = strategy.state.pairs.omega[honest]
         numbers = np.asarray(strategy.client_ids)[honest].tolist()
         heat_map = run.picture("distances.png", "distances between the client models")

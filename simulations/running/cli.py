@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -65,25 +65,20 @@ def list_names(
     ] = False,
 ) -> None:
     """Show every experiment: its name, what it does, its profiles."""
+    rows = []
+    if methods:
+        from ..methods import METHODS
+
+        rows = [(name, str(m.__doc__).partition("\n")[0], m.paper) for name, m in METHODS.items()]
+    else:
+        for name in experiment_names():
+            settings = read_experiment(name)
+            profiles = ", ".join(settings.get("profiles", ())) or "none"
+            rows.append((name, settings["title"], f"profiles: {profiles}"))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for name, what, more in _methods() if methods else _experiments():
-        lines = [Text(what), *([Text(more, style="dim")] if more else [])]
-        table.add_row(Text(name, style="bold cyan", no_wrap=True), Group(*lines))
+    for name, what, more in rows:
+        table.add_row(Text(name, style="bold cyan", no_wrap=True), f"{what}\n[dim]{more}")
     Console().print(table)
-
-
-def _experiments() -> Iterator[tuple[str, str, str]]:
-    for name in experiment_names():
-        settings = read_experiment(name)
-        profiles = ", ".join(settings.get("profiles", {}))
-        yield name, settings["title"], f"profiles: {profiles}" if profiles else ""
-
-
-def _methods() -> Iterator[tuple[str, str, str]]:
-    from ..methods import METHODS
-
-    for name, strategy in METHODS.items():
-        yield name, (strategy.__doc__ or "").partition("\n")[0], strategy.paper
 
 
 @cli.command()

@@ -182,12 +182,8 @@ def _report(
     console.print(f"Results: [bold]{run.out.resolve()}[/bold]", soft_wrap=True)
     models = strategy.models()
     if not models.personal and "stay" in models.absent:
-        console.print(
-            "The clients' personal models stayed with the clients. With\n"
-            "--set training.collect-models=true they are sent after the last round.",
-            style="dim",
-            soft_wrap=True,
-        )
+        line = "The clients' personal models stayed with the clients; with --set"
+        console.print(f"{line} training.collect-models=true they are sent after the last round.")
     if failed:
         errors = "\n".join(f"{name}: {error}" for name, error in failed.items())
         raise RuntimeError(

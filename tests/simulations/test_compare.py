@@ -11,7 +11,7 @@ from simulations.data import FederatedData, RatingsData
 from simulations.data.files import data_root
 from simulations.experiments.catalogue import read_experiment
 from simulations.experiments.experiment import RunConfig
-from simulations.methods import METHODS, data_of
+from simulations.methods.tables import METHODS, data_of
 from tests.simulations.quick_runs import result_of, rounds_of, run
 
 SHORT = ("training.num-rounds=1",)

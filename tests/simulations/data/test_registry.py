@@ -97,7 +97,6 @@ def test_validation_is_a_fifth_of_the_training_part_and_leaves_the_test_part(
         ("digits-swap", 0, {"clients": "12"}, ["clients", "'12'", "int"]),
         ("synthetic-s1", 0, {"features": "gauss"}, ["features", "gauss", "uniform", "normal"]),
         ("synthetic-s1", 0, {"noise": -1}, ["noise", -1]),
-        ("digits-swap", -1, {}, ["seed", -1]),
     ],
 )
 def test_wrong_arguments_are_named(

@@ -9,7 +9,7 @@ import fl_admm_strategies
 from clients import FedGiAClient, FedGiALinearClient, FPFCClient, SGDClient
 from fl_admm_strategies import FPFC, FedAvg, FedGiA, StatefulStrategy
 from simulations.data import FederatedData, RatingsData, TabularData
-from simulations.methods import CLIENTS, METHODS, client_of, data_of, strategy_named
+from simulations.methods.tables import CLIENTS, METHODS, client_of, data_of, strategy_named
 from simulations.problems import FactorProblem, LinearProblem, TorchProblem
 
 

@@ -36,11 +36,6 @@ def test_a_value_that_is_not_finite_is_a_worst_one(metric, bad):
     assert got.best == 0.5
 
 
-def test_score_needs_clients():
-    with pytest.raises(ValueError, match=r"shape \(0,\)"):
-        score([], ACCURACY)
-
-
 def test_columns_are_means_over_all_clients_in_percent():
     clients = [{"personal-f1": 0.5, "personal-auc": 1.0}, {"personal-f1": 0.25}]
     assert column_means(clients, "personal") == {"f1": 37.5}  # not everybody has an AUC

@@ -20,7 +20,6 @@ from simulations import client_app, server_app
 from simulations.experiments.experiment import RunConfig
 from tests.simulations.quick_runs import TINY, run
 from tests.support.federation import assert_same_bits
-from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
 CHANGES = ("training.num-rounds=4", "training.evaluate-every=2")
@@ -34,11 +33,6 @@ def test_the_app_takes_its_settings_from_the_run_configuration(tmp_path: Path) -
     config = {"experiment": "fedadmm-digits", "set": ";".join(TINY), "out": app}
     run_in_process(server_app.app, client_app.app, 2, run_config=config)
     assert_same_bits(load_file(tmp_path / "app" / "state.safetensors"), expected)
-
-
-def test_the_app_refuses_a_run_configuration_it_does_not_know() -> None:
-    with refused(ValueError, "num-rounds"):
-        run_in_process(server_app.app, client_app.app, 2, run_config={"num-rounds": 3})
 
 
 @pytest.fixture
