@@ -18,7 +18,6 @@ from clients import FedProxClient, MeanMetric, accuracy
 from clients.toolkit.data.batches import (
     answer_of,
     loss_of,
-    outputs_of,
     split_batch,
     to_device,
     whole_batch,
@@ -107,12 +106,6 @@ def test_a_dict_is_a_pair(names: tuple[str, str]) -> None:
     same(trained(make_model(), loader, CE), trained(make_model(), pairs(), CE))
 
 
-def test_the_outputs_are_the_logits_where_an_answer_has_some() -> None:
-    logits = torch.zeros(2, 3)
-    for answer in (logits, {"logits": logits}, SimpleNamespace(logits=logits, loss=None)):
-        assert outputs_of(answer) is logits
-
-
 @pytest.mark.parametrize(
     ("model", "loss_fn"), [(Answering, None), (Answering, CE), (Scalar, None)], ids=str
 )
@@ -139,22 +132,6 @@ def test_metrics_of_an_answer_are_those_of_its_logits(loss_fn: Any) -> None:
         assert num_examples == len(LABELS)
         assert report["global-loss"] == pytest.approx(expected["global-loss"], rel=1e-6)
         assert report["global-accuracy"] == pytest.approx(expected["global-accuracy"], rel=1e-6)
-
-
-def test_running_metrics_keep_no_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = evaluated(make_model(), pairs(), CE, accuracy=accuracy)[2]
-    monkeypatch.delattr(torch, "cat")
-    report = evaluated(make_model(), pairs(), CE, accuracy=MeanMetric(accuracy))[2]
-    for name, value in expected.items():
-        assert report[name] == pytest.approx(value, rel=1e-6)
-    # Another evaluation begins anew: here of a model that takes everything for class 0.
-    metric, other = MeanMetric(accuracy), make_model()
-    torch.nn.init.zeros_(other.head.weight)
-    other.head.bias.data = torch.tensor([1.0, 0.0, 0.0])
-    evaluated(make_model(), pairs(), CE, accuracy=metric)
-    report = evaluated(other, pairs(), CE, accuracy=metric)[2]
-    assert report["global-accuracy"] == pytest.approx(float((LABELS == 0).float().mean()))
-    assert report["global-accuracy"] != pytest.approx(expected["global-accuracy"])
 
 
 def test_a_model_that_returns_no_loss_is_named() -> None:

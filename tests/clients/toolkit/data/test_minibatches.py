@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
 import torch
 
 from clients import Minibatches
@@ -60,8 +59,3 @@ def test_the_hash_is_splitmix64() -> None:
         found.append(_mixed(_wrapped(state + number * _GOLDEN)) % 2**64)
     assert found == first
     assert bits(5, 7) == int(bits(torch.tensor(5), 7)) == int(bits(5, torch.tensor(7)))
-
-
-def test_batch_size_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="batch_size"):
-        Minibatches(X, Y, 0)

@@ -58,16 +58,6 @@ def test_a_model_is_split_at_its_last_linear_layer(kind: Any, model: nn.Module) 
     assert torch.equal(copied(inputs), two(inputs))
 
 
-def test_names_say_what_is_whose() -> None:
-    names = [name.rpartition(".")[0] for name in TwoHeaded.of(make_model()).state_dict()]
-    assert names[::2] == ["base.body", "head", "personal_head"]
-    more = {*RoutedHeads.of(make_model()).state_dict()} - {*TwoHeaded.of(make_model()).state_dict()}
-    assert {name.partition(".")[0] for name in more} == {"policy"}
-    # K = 4 features: 2 K^2 + 6 K numbers.
-    policy = RoutedHeads.of(make_model()).policy
-    assert sum(p.numel() for p in policy.parameters()) == 2 * 16 + 6 * 4
-
-
 @pytest.mark.parametrize(
     "net",
     [

@@ -107,18 +107,6 @@ def test_affine_weights_go_with_their_layer_and_statistics_stay_local(select: Se
     assert parts(model, output_layers(model, 2))[1] == affine
 
 
-def test_a_buffer_takes_no_parameter_along() -> None:
-    """The buffer 'scale' of a shared layer stays local, its parameter 'scale_bias' does not."""
-    layer = nn.Linear(2, 2, bias=False)
-    layer.register_buffer("scale", torch.ones(2))
-    layer.register_parameter("scale_bias", nn.Parameter(torch.zeros(2)))
-    model = nn.Sequential(nn.Linear(2, 2), layer)
-    assert parts(model, input_layers(model, 1)) == (
-        ["0.weight", "0.bias", "1.scale"],
-        ["1.weight", "1.scale_bias"],
-    )
-
-
 def split_model(personal: nn.Module, shared: nn.Module, upper: nn.Module) -> SplitInput:
     return SplitInput(
         personal=personal, shared=shared, upper=upper, split=lambda x: (x[:, :2], x[:, 2:])
@@ -141,15 +129,6 @@ def test_split_input_feeds_each_part_its_portion() -> None:
         ["personal.weight"],
         ["shared.weight", "upper.weight"],
     )
-
-
-def test_split_input_concatenates_along_the_axis_asked_for() -> None:
-    model = split_model(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 3))
-    x = torch.randn(5, 6, 4)
-    expected = model.upper(torch.cat([model.personal(x[:, :2]), x[:, 2:]], dim=1))
-    torch.testing.assert_close(model(x), expected)
-    model.dim = 0
-    assert model(torch.randn(5, 4, 4)).shape == (10, 2, 3)
 
 
 def tied() -> nn.Module:
@@ -184,12 +163,3 @@ def test_split_inputs_that_cannot_be() -> None:
     model.split = lambda x: x[:, :2]
     with refused(TypeError, "split(inputs)", "Tensor"):
         model(torch.zeros(1, 3))
-
-
-def test_a_layer_used_twice_is_on_one_side() -> None:
-    layer = nn.Linear(2, 2)
-    model = nn.Sequential(layer, nn.Linear(2, 2), layer, nn.Linear(2, 2))
-    with refused(ValueError, "'0.weight'", "'2.weight'"):
-        input_layers(model, 1)
-    personal = parts(model, input_layers(model, 3))[0]
-    assert [name.split(".")[0] for name in personal] == ["0", "0", "1", "1", "2", "2"]

@@ -126,19 +126,6 @@ def test_gradients_left_from_before_do_not_count() -> None:
     assert model.u.item() == pytest.approx(0.1, abs=1e-15)  # 0 - 0.1 (0 - 1)
 
 
-def test_another_optimiser_sees_the_whole_gradient() -> None:
-    # Momentum 0.9 on g = u - 5 (f = 0, one term of weight 1), from 0: v = -5, u = 0.5;
-    # v = 0.9 (-5) + (0.5 - 5) = -9, u = 0.5 + 0.9 = 1.4.
-    def momentum(parameters, lr):
-        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
-
-    model = Scalar(0.0)
-    problem = problem_of(model, [(column(0), column(0))])
-    objective = LocalObjective([term(1.0, u=5.0)])
-    gradient_descent(problem, objective, lr=0.1, epochs=2, full_batch=True, optimizer_fn=momentum)
-    assert model.u.item() == pytest.approx(1.4, abs=1e-14)
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(1.0, 1.0), (1.0, 4.0), (2.0, 2.0)])

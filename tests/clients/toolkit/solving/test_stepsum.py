@@ -128,32 +128,12 @@ def test_momentum_is_measured_with_it(own: Any, monkeypatch: pytest.MonkeyPatch)
     assert reported(own) == pytest.approx(sum_of_steps(LR, 0.9, COUNT), rel=0.3)
 
 
-def test_nothing_of_the_measuring_stays() -> None:
-    model = network()
-    client = WithPenalty(new_context(), model, loader(), nn.CrossEntropyLoss())
-    _, arrays, config = job()
-    trained, _, _ = client.fit(arrays, config)
-    other_client, *message = job(wanted=False, rho=0.1)
-    plain, _, _ = other_client.fit(*message)
-    for one, other in zip(trained, plain, strict=True):
-        assert one == pytest.approx(other, abs=1e-6)
-    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
-
-
 def test_steps_that_are_no_plain_ones_are_measured() -> None:
     halved = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
     expected = LR * BATCHES * (1 + 0.5 + 0.25 + 0.125)
     assert reported(scheduler_fn=halved) == pytest.approx(expected, rel=0.1)
     assert 0 < reported(max_grad_norm=0.01) < 0.5 * LR * COUNT
     assert reported(optimizer_fn=torch.optim.Adam) > 0
-
-
-def test_a_loop_may_say_it_itself() -> None:
-    class Sayer(OwnLoop):
-        def minimise(self, objective: Any, *, lr: float, epochs: int) -> dict[str, Any]:
-            return super().minimise(objective, lr=lr, epochs=epochs) | {"step-sum": 7.0}
-
-    assert reported(Sayer) == 7.0
 
 
 @pytest.mark.parametrize(
