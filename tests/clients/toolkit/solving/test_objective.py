@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
 from clients import (
@@ -30,7 +28,13 @@ from fl_admm_strategies.algorithms.fpfc.messages import FPFCInstruction
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import received, scalars
 from tests.support.cases import NUM_CLIENTS, case_of, plain, run, sampling
-from tests.support.federation import Federation, client_fn_of
+from tests.support.federation import (
+    Federation,
+    assert_equal_to_rounding,
+    assert_same_bits,
+    client_fn_of,
+    method_state,
+)
 from tests.support.pace import fast
 from tests.support.refusals import refused
 
@@ -128,13 +132,6 @@ def with_own_loop(client_class: Any) -> Any:
     return type(f"Own{client_class.__name__}", (OwnLoop, client_class), {})
 
 
-def numbers(value: Any) -> list[Any]:
-    """Return all arrays and numbers of a state, in its order."""
-    if isinstance(value, dict):
-        return [one for part in value.values() for one in numbers(part)]
-    return [np.asarray(value)] if isinstance(value, np.ndarray | int | float) else []
-
-
 EXACT = ["FPFC", "FPFC-head", "FLAME", "LpProjADMM", "FedProx", "Ditto", "Local"]
 EXACT += ["PFedMe", "PFedMeMatched", "LpProj"]
 # alpha (g + c/alpha d) is alpha g + c d but for rounding.
@@ -147,17 +144,9 @@ def test_a_loop_of_ones_own_ends_where_the_methods_client_does(name: str) -> Non
     clients = client_app(client_fn_of(with_own_loop(case.client_class)))
     users = run(case, Federation(clients, NUM_CLIENTS), strategy=sampling(case))
     ours, _ = plain(case)
-    compare = assert_array_equal if name in EXACT else _close
-    for mine, theirs in zip(numbers(users.state_dict()), numbers(ours.state_dict()), strict=True):
-        compare(mine, theirs)
-    for mine, theirs in zip(
-        numbers(users.evaluate_metrics), numbers(ours.evaluate_metrics), strict=True
-    ):
-        compare(mine, theirs)
-
-
-def _close(mine: Any, theirs: Any) -> None:
-    assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    if name in EXACT:
+        assert_same_bits(method_state(users), method_state(ours))
+    assert_equal_to_rounding(users, ours)
 
 
 # --- What cannot be honoured is refused ---------------------------------------------------------
