@@ -15,7 +15,7 @@ def plain_errors() -> Iterator[None]:
     """Raise `RuntimeError` in place of what would end more than a client.
 
     ``SystemExit`` ends a Ray actor, ``KeyboardInterrupt`` and ``GeneratorExit`` what waits for it,
-    and an error whose ``__str__`` raises whoever wants to say what went wrong.
+    and an error with a ``__str__`` that raises what shows it.
     """
     try:
         yield

@@ -91,8 +91,6 @@ def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
 
 def size_of(values: Any) -> int:
     """Return the number of samples in the tensors of a batch."""
-    if isinstance(values, Tensor):
-        return len(values)
     if isinstance(values, Mapping):
         return size_of(next(iter(values.values())))
     if isinstance(values, tuple):

@@ -1,4 +1,4 @@
-"""What one client of matrix completion holds: who rated what, and how."""
+"""What one client of matrix completion holds: ratings of items by users."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Ratings:
             Share of the ratings in the test part, between 0 and 1; rounded, and at least one rating
             goes to each part.
         rng : numpy.random.Generator
-            Draws who goes where.
+            Draws the parts.
 
         Returns
         -------

@@ -203,7 +203,7 @@ def to_array(tensor: Tensor, *, to_send: bool = False) -> NDArray[Any]:
 
 
 def to_read(array: NDArray[Any]) -> Tensor:
-    """Return an array, which may be a view of a message, as a tensor of it that nobody changes."""
+    """Return an array, which may be a view of a message, as a tensor of it, not to be changed."""
     return torch.from_numpy(array)
 
 

@@ -1,7 +1,7 @@
 """Models with two heads, for FedRoD and FedCP: what such a model is, and how to make one.
 
-A model with two heads has features ``base``, a head ``head`` that is everybody's and a personal one
-``personal_head``, which begins as a copy of the other. `TwoHeaded.of` and `RoutedHeads.of` make
+A model with two heads has features ``base``, a head ``head`` that all clients share and a personal
+one ``personal_head``, which begins as a copy of the other. `TwoHeaded.of` and `RoutedHeads.of` make
 one of any model that ends in an `nn.Linear`; others are written as two modules, ``TwoHeaded(base,
 head)``.
 """
@@ -120,8 +120,8 @@ class RoutedHeads(TwoHeaded):
         layers = self._linear_layers()
         if not layers:
             raise ValueError(
-                f"The head, a {type(head).__name__}, has no nn.Linear layer, by whose weights "
-                "features are told apart. Give a head that is one, or has some."
+                f"The head, a {type(head).__name__}, has no nn.Linear layer; its weights "
+                "tell features apart. Give a head that is one, or has some."
             )
         size = layers[0].in_features
         self.policy = nn.Sequential(

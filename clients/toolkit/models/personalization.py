@@ -76,7 +76,7 @@ def output_layers(model: nn.Module, n: int) -> str:
 
 
 class SplitInput(nn.Module):
-    """A network whose input layer is divided into a personal and a shared part.
+    """A network with an input layer of a personal and a shared part.
 
     Each part reads its own portion of the input; what they return is concatenated and goes on to
     the upper layers, which are shared. `split_input` gives the pattern.
@@ -84,7 +84,7 @@ class SplitInput(nn.Module):
     Parameters
     ----------
     personal : nn.Module
-        The part whose parameters stay with the client.
+        The part that stays with the client.
     shared : nn.Module
         The other part. It may be without parameters, e.g. `nn.Identity`.
     upper : nn.Module

@@ -26,7 +26,7 @@ _KEYS: dict[Hashable, int] = {}
 
 
 def signature(model: nn.Module, loss_fn: Any) -> int | None:
-    """Return what clients share whose models and losses are alike, in every setting and shape.
+    """Return a number for the models and losses that are the same in every setting and shape.
 
     None is for a client that cannot be told from others, or not be stacked.
     """

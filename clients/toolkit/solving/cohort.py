@@ -30,7 +30,7 @@ _BYTES = 32
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of samples whose largest output is the target class."""
+    """Return the share of samples of which the largest output is the target class."""
     return (outputs.argmax(dim=1) == targets).float().mean()
 
 
@@ -42,7 +42,7 @@ def train_together(jobs: Sequence[Job], choice: Choice, evaluating: bool = False
     jobs : sequence of (TorchClient, parameters, config)
         The work. A client may appear once.
     choice : {"auto", True}
-        Whether only clients whose models gain by it train together.
+        "auto": without the models that are slower in a stack.
     evaluating : bool (default: False)
 
     Returns

@@ -218,7 +218,7 @@ class LocalObjective:
 
     Where the optimizer makes the gradients itself, as Opacus' does, `attach` is the way.
 
-    A method whose papers have alpha f(u) + sum_k (c_k/2) ||u - a_k||^2 has it over alpha here: the
+    Where a paper has alpha f(u) + sum_k (c_k/2) ||u - a_k||^2, it is divided by alpha here: the
     minimiser is the same, and a step size, momentum, weight decay and clipping mean what they mean
     for f alone.
 
@@ -298,7 +298,7 @@ class LocalObjective:
         Parameters
         ----------
         optimizer : torch.optim.Optimizer
-            The one whose ``step()`` is called.
+            The one that steps.
         model : nn.Module
             The one that is trained.
 

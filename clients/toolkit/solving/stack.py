@@ -1,6 +1,6 @@
 """The loss of many clients at once: their models in one stack of parameters, their batches in one.
 
-Each parameter of all clients is one tensor, whose first axis is the clients'. `torch.func.vmap`
+Each parameter of all clients is one tensor, which begins with the clients' axis. `torch.func.vmap`
 calls the model of all of them at once, and autograd has the gradient. `solvers.descend` takes the
 steps, as it does for a client alone.
 """
@@ -88,7 +88,7 @@ class Samples:
             firsts = firsts + of_step
 
     def batches(self, keys: Sequence[int | None]) -> Iterator[StackBatch]:
-        """Yield the batches of an epoch, of whose order each client has a key, or none has."""
+        """Yield the batches of an epoch; keys of the order are those of all clients, or None."""
         order: Tensor | None = None
         if keys[0] is not None:
             of_clients = torch.tensor(keys, device=self.inputs.device)
@@ -187,7 +187,7 @@ class Stack:
 
 @contextmanager
 def _plain_layers() -> Iterator[None]:
-    """Do without cuDNN and oneDNN, whose recurrent layers `vmap` cannot go through."""
+    """Do without cuDNN and oneDNN: `vmap` cannot go through their recurrent layers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # to set oneDNN's flags warns of TF32
         with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):

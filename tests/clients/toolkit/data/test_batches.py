@@ -127,7 +127,9 @@ def evaluated(model: nn.Module, loader: Any, loss_fn: Any, **metrics: Any) -> An
 @pytest.mark.parametrize("loss_fn", [CE, None], ids=["loss_fn", "own"])
 def test_metrics_of_an_answer_are_those_of_its_logits(loss_fn: Any) -> None:
     expected = evaluated(make_model(), pairs(), CE, accuracy=accuracy)[2]
-    for metric in (accuracy, MeanMetric(accuracy)):
+    running = MeanMetric(accuracy)
+    evaluated(Answering(), tokens()[:1], loss_fn, accuracy=running)  # another one begins anew
+    for metric in (accuracy, running):
         _, num_examples, report = evaluated(Answering(), tokens(), loss_fn, accuracy=metric)
         assert num_examples == len(LABELS)
         assert report["global-loss"] == pytest.approx(expected["global-loss"], rel=1e-6)
