@@ -12,7 +12,7 @@ from torch import nn
 from clients import (
     FedGiAClient,
     FedMCADMMClient,
-    FPFCClient,
+    FedProxClient,
     MethodClient,
     TorchClient,
     client_app,
@@ -24,7 +24,7 @@ from clients.toolkit.solving.objective import (
     ProximalTerm,
     Term,
 )
-from fl_admm_strategies.algorithms.fpfc.messages import FPFCInstruction
+from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import received, scalars
 from tests.support.cases import NUM_CLIENTS, case_of, plain, run, sampling
@@ -159,26 +159,25 @@ class Forgetful(OwnLoop):
         return {"loss": 0.0}
 
 
-def fpfc_message() -> Any:
-    start = scalars(w=0.0, b=0.0)
-    model = start | scalars(seen=0.0)
-    return received(FPFCInstruction(model, start, 0.1, 1, 1.0, ["w", "b"]))
+def message() -> Any:
+    model = scalars(w=0.0, b=0.0, seen=0.0)
+    return received(FedProxInstruction(model, mu=1.0, lr=0.1, local_epochs=1))
 
 
 def test_a_loop_that_forgets_the_objective_is_refused() -> None:
-    forgetful = line_client(type("Own", (Forgetful, FPFCClient), {}))
+    forgetful = line_client(type("Own", (Forgetful, FedProxClient), {}))
     with refused(ValueError, "Own.minimise", "objective.add_gradient(model)"):
-        forgetful.fit(*fpfc_message())
+        forgetful.fit(*message())
 
 
 def test_what_a_loop_reports_is_a_dict() -> None:
-    class Loose(FPFCClient):
+    class Loose(FedProxClient):
         def minimise(self, objective: Any, *, lr: float, epochs: int) -> Any:
             objective.penalty(self.model)
             return 0.5
 
     with refused(TypeError, "Loose.minimise", "0.5"):
-        line_client(Loose).fit(*fpfc_message())
+        line_client(Loose).fit(*message())
 
 
 @pytest.mark.parametrize("client_class", [FedGiAClient, FedMCADMMClient])
