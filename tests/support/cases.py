@@ -171,7 +171,7 @@ CASES = [
     # Slow from here on: they share most of their code with one of those above.
     form(partial(fpfc, SCAD, clustered="^head", **STEPS), "FPFC-head"),
     form(partial(fpfc, **STEPS), "FPFC-auto"),
-    form(partial(fpfc, PATH, **STEPS), "FPFC-path", shakes_hands=True),
+    form(partial(fpfc, PATH, **STEPS), "FPFC-path"),
     form(partial(fedapm, "^head", personal_epochs=1), keeps=True),
     form(partial(fedadmm, published=True, rho=0.1, **ONE_EPOCH), "FedADMM-published"),
     form(
