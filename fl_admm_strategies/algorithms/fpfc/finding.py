@@ -222,7 +222,6 @@ class Choice(Trying):
             for c in clients.ids
         ]
         self.fpfc.state.pairs = PairwiseStore(np.stack(omega), scad(found.lam), pairs.rho)
-        clients.column("moved_in")[:] = server_round
         return "Reprobe"
 
     def _scores(self, count: int, replies: Replies) -> NDArray[np.float64]:

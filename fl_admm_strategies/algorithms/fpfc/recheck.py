@@ -85,7 +85,7 @@ class Judge(Reprobe):
         if np.array_equal(new, recheck.labels):
             self.end()
         else:
-            self._regroup(recheck.labels, new, server_round)
+            self._regroup(recheck.labels, new)
             count = len(set(found.groups.values()))
             log(INFO, "round %s: groups after the re-check: %s", server_round, count)
         found.local, self.search.comparison = {}, None
@@ -104,9 +104,7 @@ class Judge(Reprobe):
             search.comparison = Recheck(labels, models, local, found.center, found.probes, counts)
         return search.comparison
 
-    def _regroup(
-        self, before: NDArray[np.int64], new: NDArray[np.int64], server_round: int
-    ) -> None:
+    def _regroup(self, before: NDArray[np.int64], new: NDArray[np.int64]) -> None:
         """Set groups and omega_i; a client that did not vote goes where most of its group go."""
         state, groups, local = self.fpfc.state, self.found.groups, self.found.local
         omega = state.pairs.omega.copy()
@@ -128,7 +126,6 @@ class Judge(Reprobe):
                 if to != group:
                     omega[rows[client]], groups[client] = models[to], to
         state.pairs = PairwiseStore(omega, self.search.penalty, state.pairs.rho)
-        state.clients.column("moved_in")[:] = server_round
 
 
 def _answers(

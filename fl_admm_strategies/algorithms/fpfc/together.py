@@ -173,4 +173,3 @@ class Fusion(Settled):
         omega = state.pairs.omega.copy()
         omega[rows] = models[list(labels)]
         state.pairs = PairwiseStore(omega, self.search.penalty, state.pairs.rho)
-        state.clients.column("moved_in")[:] = server_round

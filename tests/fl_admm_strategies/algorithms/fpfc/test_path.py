@@ -24,6 +24,7 @@ from fl_admm_strategies.runtime.messages.records import from_array_record
 from tests.support.federation import (
     FROM_ROUND_3,
     GONE_AND_BACK,
+    JOINING,
     PARTITIONS,
     Federation,
     Online,
@@ -92,7 +93,7 @@ def pairs_in(state: Mapping[str, NDArray[Any]]) -> State:
 
 @pytest.mark.slow
 def test_the_lambda_that_is_worse_is_taken_back() -> None:
-    strategy, _, states = whole(WARM, 18)
+    strategy, grid, states = whole(WARM, 18)
     taken = strategy.diagnostics().path
     assert taken.last_rounds.tolist() == [4, 8, 12, 16]
     assert taken.chosen == 2
@@ -102,6 +103,14 @@ def test_the_lambda_that_is_worse_is_taken_back() -> None:
     # Round 16 ends as round 12 did, to the bit.
     assert_same_bits(pairs_in(states[16]), pairs_in(states[12]))
     assert not np.array_equal(states[15]["state/pairs/omega"], states[12]["state/pairs/omega"])
+    assert_array_equal(
+        states[16]["state/source/validation/rows"], states[12]["state/source/validation/rows"]
+    )
+    # The clients hold the iterates of the lambda that was taken back, and are sent the kept ones.
+    for message in grid.phase(MessageType.TRAIN, 17):
+        start = from_array_record(message.content["arrays.start"])["omega"]
+        row = message.metadata.dst_node_id - node_of(0)
+        assert_array_equal(start, states[16]["state/pairs/omega"][row])
     assert not np.array_equal(states[17]["state/pairs/omega"], states[16]["state/pairs/omega"])
     assert taken.num_groups[0] == NUM_CLIENTS  # lambda = 0: everybody alone
     assert taken.num_groups[3] < NUM_CLIENTS
@@ -179,12 +188,28 @@ def test_interrupted_anywhere_it_resumes_to_the_same_bits(interrupted: Sequence[
 
 @pytest.mark.parametrize("online", [FROM_ROUND_3, GONE_AND_BACK], ids=["joins", "leaves"])
 def test_clients_may_come_and_go_between_the_best_and_the_return_to_it(online: Online) -> None:
-    path = LambdaPath([0.0, 30.0], min_rounds=2, max_rounds=2)
-    strategy = along(path, fraction_train=1.0, max_missed_rounds=2, min_available_nodes=1)
+    # "higher": the second lambda, whose loss is lower, is the worse one.
+    path = LambdaPath([0.0, 30.0], min_rounds=2, max_rounds=2, better="higher")
+    strategy = along(path, fraction_train=1.0, max_missed_rounds=1, min_available_nodes=1)
     partitions = PARTITIONS if online is FROM_ROUND_3 else (0, 1, 4, 1)
-    strategy.start(Federation(app(), partitions, online), arrays(), 8)
-    taken = strategy.diagnostics().path
-    assert taken.chosen >= 0
+    omega: dict[int, dict[int, NDArray[Any]]] = {}
+
+    def on_round(server_round: int, metrics: Any) -> None:
+        omega[server_round] = dict(zip(strategy.client_ids, vectors(strategy), strict=True))
+
+    grid = Federation(app(), partitions, online)
+    strategy.start(grid, arrays(), 8, on_round=on_round)
+    assert strategy.diagnostics().path.chosen == 0  # taken back after round 4
+    assert list(omega[4]) == ([0, 1, 2, 4] if online is FROM_ROUND_3 else [0, 4])
+    uploads = {
+        partitions[reply.metadata.src_node_id - node_of(0)]: from_array_record(
+            reply.content["arrays"]
+        )
+        for reply in grid.replies(MessageType.TRAIN, 4)
+    }
+    for client, vector in omega[4].items():
+        upload = [array.ravel() for array in uploads[client].values()] if client == JOINING else []
+        assert_array_equal(vector, np.concatenate(upload) if upload else omega[2][client])
 
 
 @pytest.mark.parametrize("loss", fast([float("inf")], [1e308, float("inf"), float("nan")]))

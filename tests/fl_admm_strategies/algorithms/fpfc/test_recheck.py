@@ -15,7 +15,7 @@ from fl_admm_strategies.maths.pairs import PairwiseStore
 from tests.support.federation import Federation
 from tests.support.pace import fast
 
-from .test_search import FIRST, FUSION, JUDGE, NUM_CLIENTS, REPROBE, app, arrays, asked, auto, run
+from .test_search import JUDGE, NUM_CLIENTS, REPROBE, app, asked, auto, run
 from .test_search import without as losing
 
 TRUTH = [0, 1, 0, 1, 1, 0]
@@ -87,14 +87,3 @@ def test_who_does_not_reply_goes_where_its_group_goes_and_is_heard_later(
     last = JUDGE + RECHECK_AFTER + 8
     run(strategy, last, Federation(app(), NUM_CLIENTS, spoil={lost: losing(2)}))
     assert strategy.clusters().tolist() == TRUTH
-
-
-@pytest.mark.slow
-def test_a_client_leaves_and_one_comes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose(monkeypatch, WRONG["merged"])
-    nodes = [FIRST + place for place in range(7)]
-    online = {0: nodes[:6], REPROBE: [node for node in nodes if node != nodes[4]]}
-    strategy = auto(max_missed_rounds=1, fraction_train=1.0)
-    strategy.start(Federation(app(), (*range(6), 6), online), arrays(), FUSION + 3)
-    assert strategy.client_ids == [0, 1, 2, 3, 5, 6]
-    assert strategy.clusters().tolist()[:5] == [0, 1, 0, 1, 0]

@@ -28,8 +28,6 @@ from fl_admm_strategies.runtime.messages.records import from_array_record, parse
 from tests.support.federation import (
     Federation,
     assert_same_bits,
-    client_fn_of,
-    initial_arrays,
 )
 from tests.support.pairs import num_stored, v_of
 from tests.support.refusals import refused
@@ -233,26 +231,6 @@ def test_of_many_clients_a_few_choose_and_the_one_of_its_kind_is_among_them() ->
             assert parse_groups(config(message)).get("start") == ([] if is_new else None)
             assert rho(message) == (0.0 if is_new else 1.0)
         heard |= set(asked(grid, server_round))
-
-
-@pytest.mark.slow
-def test_only_the_clustered_block_is_searched_with() -> None:
-    # The network of the contract's tests: its head is clustered, its body is shared.
-    strategy = auto(clustered="^head")
-    grid = Federation(client_app(client_fn_of(FPFCClient)), NUM_CLIENTS)
-    shared: dict[int, Any] = {}
-
-    def look(server_round: int, metrics: Any) -> None:
-        body = strategy.state.averaged_arrays
-        shared[server_round] = np.concatenate([array.ravel() for array in body.values()])
-
-    strategy.start(grid, initial_arrays(), ROUNDS, on_round=look)
-    for server_round in range(PROBE, FUSION):
-        assert_array_equal(shared[server_round], shared[CONSENSUS])
-    assert not np.array_equal(shared[FUSION], shared[CONSENSUS])
-    names = set(uploads(grid, REFIT)[0])
-    assert {"0/head.weight", "1/head.bias"} <= names
-    assert not [name for name in names if "body" in name]
 
 
 @pytest.mark.slow

@@ -191,7 +191,10 @@ def test_a_client_that_comes_later_says_which_group_suits_it(late: int) -> None:
     after = [
         m for m in grid.phase(MessageType.TRAIN, late + 1) if m.metadata.dst_node_id - FIRST == 3
     ]
-    assert rho(after[0]) == (0.0 if late + 1 < PAIRS + 3 else 1.0)
+    is_fusion = late + 1 >= PAIRS + 3
+    assert rho(after[0]) == (1.0 if is_fusion else 0.0)
+    # It begins at the model of its group, and not where it came to alone.
+    assert parse_groups(config(after[0]))["start"] == (["omega"] if is_fusion else [])
 
 
 # --- FPFC's own rounds that make things worse -----------------------------------------------------
