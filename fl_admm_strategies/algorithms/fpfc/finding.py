@@ -112,10 +112,6 @@ class Probe(AllClients):
         """Return the mean that all set out from."""
         return [self.found.center]
 
-    def num_uploads(self) -> int:
-        """Return 1."""
-        return 1
-
     def take(self, server_round: int, replies: Replies) -> Next:
         """Keep where clients came to."""
         for client, reply in replies.items():

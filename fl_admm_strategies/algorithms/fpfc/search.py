@@ -389,9 +389,10 @@ class AllClients(Stage):
         return list(self.found.models[self.found.labels[client]])
 
     def num_uploads(self) -> int:
-        """Return how many models a client uploads."""
-        num_groupings = len(next(iter(self.found.labels.values()), ()))
-        return num_groupings if self.epochs_factor else 0
+        """Return how many models a client uploads: one before there are groupings, a probe."""
+        if not self.epochs_factor:
+            return 0
+        return len(next(iter(self.found.labels.values()), [self.found.center]))
 
     def messages(self, now: Round) -> Messages:
         """Ask clients to train or measure their models, without a pull."""

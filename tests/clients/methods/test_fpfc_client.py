@@ -6,10 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_allclose
 
 from clients import FPFCClient
-from fl_admm_strategies.algorithms.fpfc.messages import FPFCInstruction, FPFCRule
+from fl_admm_strategies.algorithms.fpfc.messages import (
+    FPFCInstruction,
+    FPFCRule,
+    ScoreInstruction,
+)
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
@@ -62,6 +67,47 @@ def test_it_starts_from_its_own_last_iterate_when_the_server_sends_none() -> Non
     later = message(w=1.85, b=2.15, version=4, server_round=5)
     arrays, _, _ = line_client(FPFCClient, context).fit(*later)
     assert_allclose(np.concatenate(arrays), [1.85, 2.15, 7], rtol=1e-14)
+
+
+# --- Scores of several models -------------------------------------------------------------------
+
+
+def test_scores_are_means_over_all_samples_with_errors_from_their_parts() -> None:
+    # 21 samples x = 1, y = 0 to 20, in ten parts of two and one of one. Model k predicts p_k:
+    # its loss is the mean of (p_k - y)^2/2 over all samples, its gradient in w the mean of p_k - y.
+    # The difference of two losses has the standard error sqrt(11/10 sum_p (n_p/21 (d_p - d))^2).
+    y = np.arange(21.0)
+    batch = torch.ones(21, dtype=torch.float64), torch.tensor(y)
+    held = torch.ones(2, dtype=torch.float64), torch.tensor([1.0, 4.0], dtype=torch.float64)
+    client = line_client(FPFCClient, train_loader=[batch], validation_loader=[held])
+    sent = ScoreInstruction(
+        model=scalars(w=3, b=1) | SEEN,
+        more={"1/w": np.array([9.0])},
+        num_models=2,
+        lr=0.1,
+        local_epochs=0,
+        optimised=["w"],
+        held_out=0.2,
+        held_out_seed=0,
+    )
+    arrays, num_examples, metrics = client.fit(*received(sent, upload=[]))
+    assert (arrays, num_examples) == ([], 21)
+    losses = [(p - y) ** 2 / 2 for p in (4.0, 10.0)]
+    sizes = np.array([2] * 10 + [1])
+    between = np.add.reduceat(losses[1] - losses[0], np.arange(0, 21, 2)) / sizes
+    rest = sizes / 21 * (between - (losses[1] - losses[0]).mean())
+    expected = {
+        "training-loss-0": losses[0].mean(),
+        "training-loss-1": losses[1].mean(),
+        "training-loss-error-0-1": np.sqrt(11 / 10 * (rest**2).sum()),
+        "gradient-norm-0": 6.0,
+        "gradient-norm-1": 0.0,
+        "held-out-loss-0": (9 + 0) / 4,
+        "held-out-loss-1": (81 + 36) / 4,
+        # d = 36, 18 and their mean 27: sqrt(2/1 (4.5^2 + 4.5^2)).
+        "held-out-loss-error-0-1": 9.0,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
 # --- Evaluation ---------------------------------------------------------------------------------
