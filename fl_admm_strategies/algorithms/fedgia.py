@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Spec, prefixed, under
-from ..maths.checks import Count, Fraction, Positive, check_positive
+from ..maths.checks import Count, Fraction, Positive
 from ..maths.seeds import short
 from ..runtime.algorithm import Handshake, MembersChange
 from ..runtime.callbacks import StopRule
@@ -359,7 +359,6 @@ class FedGiA(ConsensusMethod):
         per_parameter : float (default: 1e-9)
             The tolerance for each of the n parameters.
         """
-        check_positive("per_parameter", per_parameter)
         return lambda server_round, metrics: (
             metrics.get("train-squared-gradient", math.inf) <= self._block.size * per_parameter
         )
