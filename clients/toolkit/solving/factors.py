@@ -95,14 +95,15 @@ class FactorSolver:
 
     Attributes
     ----------
-    mean : float
-        That of the ratings, or 0 with implicit feedback.
+    mean : float or None
+        That of the ratings; None with implicit feedback.
     """
 
     def __init__(
         self, ratings: Ratings, feedback: str, confidence: float, *, mean: float | None = None
     ) -> None:
         self.explicit = feedback == "explicit"
+        self.mean: float | None
         weights, targets = ratings.pattern(), ratings.to_csr()
         if self.explicit:
             self.mean = float(ratings.values.mean()) if mean is None else mean
@@ -113,7 +114,7 @@ class FactorSolver:
                     f"values holds {ratings.values.min()}, expected numbers above 0 with "
                     "feedback='implicit': list interactions, and leave out what is none."
                 )
-            self.mean = 0.0
+            self.mean = None
             weights.data = confidence * ratings.values
             targets.data = 1 + weights.data
         self._by_user = _Side(weights, targets)

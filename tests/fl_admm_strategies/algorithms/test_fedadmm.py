@@ -41,7 +41,10 @@ def test_two_rounds_by_hand(duals: Any) -> None:
     # w = (.41 - .79 + 1.7 + 1.6)/2 = 1.46.
     strategy = start(FedADMM(published=True, rho=2.0, lr=0.1, local_epochs=1, duals=duals), 2)
     assert_allclose(strategy.global_arrays["w"].numpy(), [1.46], rtol=1e-14)
+    residuals = strategy.metrics("train", {}, {})
+    assert residuals["dual-residual"] == pytest.approx(2 * (1.46 - 1.3))
     if duals == "strategy":
+        assert residuals["primal-residual"] == pytest.approx((0.89 + 0.4) / 2)
         own = strategy.state.clients
         assert_allclose(own.column("u"), [[0.41], [1.7]], rtol=1e-14)
         assert_allclose(2.0 * own.column("dual"), [[-1.58], [3.2]], rtol=1e-14)

@@ -24,7 +24,7 @@ from fl_admm_strategies import FedGiA
 from tests.support.federation import Federation, node_of
 from tests.support.refusals import Warned, refused
 
-M, N = 6, 4
+M, N, START = 6, 4, 0.5
 Vectors = NDArray[np.float64]
 
 
@@ -49,8 +49,8 @@ def classification() -> list[DataLoss]:
     return losses
 
 
-def zeros(size: int = N) -> ArrayRecord:
-    return ArrayRecord({"x": Array(np.zeros(size))})
+def initial(losses: list[DataLoss], start: float = 0.0) -> ArrayRecord:
+    return ArrayRecord({"x": Array(np.full(losses[0].size, start))})
 
 
 def grid_of(losses: list[DataLoss], **settings: Any) -> Federation:
@@ -66,12 +66,13 @@ def run(
     strategy: FedGiA | None = None,
     on_round: Callable[[FedGiA], None] | None = None,
     grid: Federation | None = None,
+    start: float = 0.0,
     **settings: Any,
 ) -> FedGiA:
     strategy = strategy or FedGiA(**{"fraction_evaluate": 0, "seed": 1} | settings)
     strategy.start(
         grid or grid_of(losses),
-        zeros(losses[0].size),
+        initial(losses, start),
         num_rounds,
         on_round=on_round and (lambda server_round, metrics: on_round(strategy)),
     )
@@ -99,6 +100,7 @@ class Printed:
         curvatures = [float(np.linalg.norm(hessian(loss, "gram"), 2)) for loss in losses]
         self.sigma = t * max(curvatures) / m
         self.iterates, self.duals, self.messages = np.zeros((3, m, N))
+        self.messages += START
 
     def round(self, group: set[int]) -> None:
         m, sigma = len(self.losses), self.sigma
@@ -149,7 +151,8 @@ def test_the_trajectory_is_that_of_the_printed_algorithm(losses: list[DataLoss],
         assert ("objective" in strategy.metrics("train", {}, {})) == (not missing)
 
     grid = grid_of(losses, spoil=dict.fromkeys((2, 3), lose))
-    run(losses, 8, on_round=compare, grid=grid, hessian=kind, t=0.3, local_steps=3)
+    settings: dict[str, Any] = {"hessian": kind, "t": 0.3, "local_steps": 3, "start": START}
+    run(losses, 8, on_round=compare, grid=grid, **settings)
     assert len(rounds) == 8
 
 
@@ -234,7 +237,7 @@ def test_it_stops_at_the_first_stationary_point_and_reports_the_true_gradient(ki
         assert found["squared-gradient"] == pytest.approx(squares[-1], rel=1e-10)
 
     rule = strategy.gradient_tolerance(1e-6)
-    strategy.start(grid_of(losses), zeros(), 200, stop=rule, on_round=record)
+    strategy.start(grid_of(losses), initial(losses), 200, stop=rule, on_round=record)
     assert squares[-1] <= N * 1e-6 < min(squares[:-1])
     # x^1 = 0 is the first aggregation and took no local work (P5)
     assert strategy.communication_rounds == len(squares) - 1
