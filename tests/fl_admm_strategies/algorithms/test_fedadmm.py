@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 
 from clients import FedADMMClient
 from fl_admm_strategies import FedADMM
+from fl_admm_strategies.algorithms.shared import consensus
 from fl_admm_strategies.runtime.messages.records import STEP_SUM
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
 from tests.support.refusals import refused
@@ -78,6 +79,20 @@ def test_the_worked_example() -> None:
     assert_allclose(u_2, [0.4596, -0.2629333333, 2.144], atol=1e-10)
     assert_allclose(pi_2, [-0.4537333333, -1.6962666667, 2.8506666667], atol=1e-10)
     assert_allclose(w_2, [1.0137777778], atol=1e-10)
+
+
+def test_the_running_sum_is_made_anew_at_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consensus, "REBUILD_EVERY", 3)
+    strategy, excess = FedADMM(published=True, rho=1.0), []
+
+    def on_round(server_round: int, _: Any) -> None:
+        state = strategy.state
+        messages = state.clients.column("u") + state.clients.column("dual")
+        excess.append(state.total[0] - messages.sum())
+        state.total += server_round == 1
+
+    start(strategy, 3, on_round=on_round)
+    assert_allclose(excess, [0, 1, 0], atol=1e-12)
 
 
 @pytest.mark.slow
