@@ -55,7 +55,7 @@ class ClientDP:
         Of (epsilon, delta): below one over the number of clients.
     noise_at : {"server", "client"} (default: "server")
         "server" (central): the server is trusted with uploads, and adds the noise once a round.
-        "client" (local): every client clips and adds noise itself, and nobody is trusted.
+        "client" (local): every client clips and adds noise itself, and trusts no other party.
 
     Raises
     ------
@@ -164,9 +164,9 @@ class Privacy:
             raise ValueError(f"{name} cannot have privacy={self.setting}: {reason}")
         if others := [array for array in layout.to_send() if array not in layout.trained]:
             raise ValueError(
-                f"{name} cannot have privacy=ClientDP(...) with a model whose {listing(others)} "
-                "are not trained: with noise a variance may be negative, and a counter has none. "
-                "Take GroupNorm in place of BatchNorm."
+                f"{name} cannot have privacy=ClientDP(...) with a model that does not train "
+                f"{listing(others)}: with noise a variance may be negative, and a counter has "
+                "none. Take GroupNorm in place of BatchNorm."
             )
         if self.is_central and self.setting.noise_multiplier and self._seed < _GUESSABLE:
             log(
@@ -247,8 +247,8 @@ class Privacy:
     def measured(self) -> Metrics:
         """Return ``epsilon``: what the rounds have cost the client that was asked most often.
 
-        Its rounds are one Gaussian mechanism. Where clients are `stateless`, that nobody knows who
-        was drawn counts as well: the bound for fixed-size sampling of Wang, Balle, Kasiviswanathan
+        Its rounds are one Gaussian mechanism. Where clients are `stateless`, the secret of the
+        sampling counts as well: the bound for fixed-size sampling of Wang, Balle, Kasiviswanathan
         (AISTATS 2019) may be smaller.
         """
         if self.setting is None:

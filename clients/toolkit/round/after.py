@@ -35,7 +35,7 @@ def losses_of(
 ) -> dict[Key, float]:
     """Return the mean loss of each of some models on a client's data, the best first.
 
-    A new client belongs to the cluster whose model fits its data best: the first of
+    A new client belongs to the cluster with the model that fits its data best: the first of
     ``losses_of(Net(), models.clusters, loader, loss_fn)``. Use data that are enough to tell the
     models apart, and not those that the result is tested on.
 

@@ -67,8 +67,8 @@ def client_app(
         Whether a process keeps the hosted clients that `client_fn` made, in place of making them
         anew for every message: the same bits in less time, where `client_fn` gives a client the
         same data in every round, and loaders without random numbers of their own (a train loader's
-        ``generator`` is seeded in every round). Clients of a class of your own are made anew, and
-        so are those whose models do not fit into 256 MiB with all others'. It takes `num_clients`.
+        ``generator`` is seeded in every round). It takes `num_clients`. Made anew are clients of a
+        class of your own, and those with models that do not fit into 256 MiB with all others'.
     may_collect : bool or callable (default: False)
         Whether the server may fetch what its method leaves with a client, the personal model, as
         ``start(collect=True)`` does. A callable gets the node's context, for the site to decide:
@@ -359,7 +359,7 @@ def _only_instruction(message: Message, may_collect: bool) -> ClientInstruction:
 
 def _named(asked: Iterable[int | None]) -> str:
     names = ["its client" if label is None else f"client {label}" for label in asked]
-    return ", ".join(names[:6]) or "nobody"
+    return ", ".join(names[:6]) or "no client"
 
 
 def _reply(client: NumPyClient, instruction: ClientInstruction, trains: bool) -> RawReply:

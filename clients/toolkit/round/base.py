@@ -76,7 +76,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
             raise TypeError(
                 f"{type(self).__name__} has a minimise() of its own, which "
                 f"{self.strategy.__name__} would never call: {self.closed_form}. Use a method "
-                "whose clients descend, such as FedADMM; docs/own-client.md has the table."
+                "with clients that descend, such as FedADMM; docs/own-client.md has the table."
             )
 
     def train(self, asked: Asked, config: Scalars) -> tuple[Arrays, Scalars]:
@@ -101,7 +101,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
         return take_steps(self.steps(asked, config), self.perform)
 
     def steps(self, asked: Asked, config: Scalars) -> MethodSteps:
-        """Do the method's part of a round, and leave its descents to whoever takes the steps.
+        """Do the method's part of a round, and leave its descents to the code that takes the steps.
 
         A method of descent has this in place of `train`, so that its clients can train together:
         ``metrics = yield Minimisation(objective, lr, epochs)``. Parameters and result are those of
@@ -118,9 +118,8 @@ class MethodClient(NumPyClient, Generic[Asked]):
     ) -> Evaluation | Steps[Evaluation]:
         """Evaluate models; parameters, result and errors are those of `evaluate`.
 
-        Its randomness is that of the message, as in `train`. It may leave what it wants measured to
-        whoever takes the steps, as `steps` does with what it wants minimised, so that clients are
-        evaluated together.
+        Its randomness is that of the message, as in `train`. It may yield a `Measurement`, as
+        `steps` yields a `Minimisation`, so that clients are evaluated together.
         """
         raise ValueError(
             f"{type(self).__name__} cannot evaluate. Switch federated evaluation off with "

@@ -201,7 +201,7 @@ class Memory:
         return {name: array.copy() for name, array in arrays.items()}
 
     def lost(self, config: Mapping[str, Any]) -> ValueError:
-        """Return the error for a client whose arrays of a known round are gone.
+        """Return the error for a client that has lost the arrays of a known round.
 
         The server knows it by what it begins with, and next time sends the client what it needs to
         start afresh.

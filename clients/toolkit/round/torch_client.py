@@ -596,7 +596,7 @@ def to_numpy(block: Mapping[str, Tensor], prefix: str = "") -> dict[str, NDArray
 
 
 def read_only(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
-    """Return named arrays as tensors on a device that nobody changes; not copied on the CPU."""
+    """Return named arrays as tensors on a device, to be read only; not copied on the CPU."""
     return {name: to_read(array).to(device) for name, array in arrays.items()}
 
 

@@ -1,4 +1,4 @@
-"""Clients whose model has a personal head beside the one that is everybody's."""
+"""Clients with a model that has a personal head beside the shared one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .split_model import SplitClient
 
 
 class TwoHeadedClient(SplitClient[Asked]):
-    """Base of the clients with a `TwoHeaded` model, whose personal head stays with them.
+    """Base of the clients with a `TwoHeaded` model: its personal head stays with them.
 
     They train with a loss of the method's own, made of theirs, on more than the model's logits.
     """

@@ -1,6 +1,6 @@
 """What happens to an upload before it leaves its client: changes, one after another, in a list.
 
-A client whose variables follow from what it uploads goes on from the result, as its server does.
+A client that goes on from its upload goes on from the result, as the server does.
 What clipping and rounding hold back of a sum is then in the client's next change: error feedback
 (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014).
 """

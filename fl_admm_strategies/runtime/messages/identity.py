@@ -46,7 +46,7 @@ IN_PROCESS: ContextVar[bool] = ContextVar("IN_PROCESS", default=False)
 
 
 def is_simulated() -> bool:
-    """Return whether a simulation runs this client, whose server is then its own user's."""
+    """Return whether a simulation runs this client, with a server of the same user."""
     in_actor = runs_on_ray() and sys.modules["ray"].get_runtime_context().get_actor_id()
     return IN_PROCESS.get() or bool(in_actor)
 

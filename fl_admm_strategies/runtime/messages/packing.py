@@ -4,7 +4,7 @@ With one client a message has the layout of Flower's own `FedAvg`: an `ArrayReco
 ``"arrays"`` and a `ConfigRecord` under ``"config"``; the reply has ``"arrays"`` and ``"metrics"``,
 or a `ConfigRecord` under ``"error"``.
 
-With several it has blocks. Clients whose messages have the same names, types and shapes share one,
+With several it has blocks. Clients with messages of the same names, types and shapes share one,
 number N (most messages have one, 0):
 
     "clients@N"   a `ConfigRecord`: the ids, and of each value that differs a list in their order
@@ -13,7 +13,7 @@ number N (most messages have one, 0):
                   block of one client its arrays as they are
 
 Values are the settings of an instruction, the metrics of a reply, or ``"error"``, a text, of a
-client that failed: each fails alone. Clients whose arrays are `LARGE` have a block each, so that no
+client that failed: each fails alone. Clients with `LARGE` arrays have a block each, so that no
 array of theirs is copied into it. Arrays that all clients of an instruction get are in it once,
 under ``"arrays"``.
 
@@ -206,7 +206,7 @@ def _blocks(
     values: Mapping[int, Mapping[str, Any]],
     common: Container[tuple[str, str]],
 ) -> Iterator[list[int]]:
-    """Yield the clients of each block: those of one kind, or one whose own arrays are large."""
+    """Yield the clients of each block: those of one kind, or one with large arrays."""
     alike: dict[object, list[int]] = {}
     for client, of_client in records.items():
         own = [
@@ -297,7 +297,7 @@ def unpack_replies(content: RecordDict) -> Iterator[tuple[int | None, RawReply]]
 
     The sender is not trusted: whatever cannot be read becomes a reply with an error, of the clients
     that a block says it is of, of None where it does not. None is also the id of a node's only
-    client, whose own choice of record names is accepted where there is no doubt (one
+    client: any names of its records are accepted where there is no doubt (one
     `ArrayRecord`, one `MetricRecord`), as `FedAvg` does.
     """
     alone, blocks = _in_blocks(content)
@@ -338,7 +338,7 @@ def _shared_arrays(records: Mapping[str, Any], key: str) -> Arrays:
 
 
 def _read_clients(block: Mapping[str, Any]) -> list[int]:
-    """Return the clients of a block; raise ValueError if it does not say whose it is."""
+    """Return the clients of a block; raise ValueError if it does not name them."""
     record = block.get(CLIENTS)
     clients: Any = record.get(CLIENT_IDS) if isinstance(record, ConfigRecord) else None
     if not isinstance(clients, list) or not all(map(is_client_id, clients)):

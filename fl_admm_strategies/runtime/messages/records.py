@@ -43,7 +43,7 @@ COLLECT = "collect"
 STATE_LOST = "state-lost"
 """In the error of a client that does not hold what the server takes it to hold, before its id."""
 MOD_REFUSED = "a mod refused"
-"""In the error of a client whose mods cannot do what the method or its server wants."""
+"""In the error of a client with mods that cannot do what the method or its server wants."""
 ALTERED = "upload-altered"
 """The metric of a reply by which a client says that its mods have changed the upload."""
 OF_RUN = frozenset({"run", "durable"})
@@ -51,7 +51,7 @@ OF_RUN = frozenset({"run", "durable"})
 
 VERSIONS = "Server and client must use the same version of fl-admm-strategies."
 _LARGE = 2**16  # bytes that are copied once
-_LONGEST_REASON = 500  # characters of somebody else's text in our log
+_LONGEST_REASON = 500  # characters of a client's text in our log
 
 Scalar = bool | bytes | float | int | str
 Metrics = dict[str, float]
@@ -115,10 +115,10 @@ class RawReply:
 
 
 ClientReply = tuple[int | None, RawReply]
-"""Who replied, None for somebody who is no client of the run, and what."""
+"""A client, None for a sender that is no client of the run, and its reply."""
 
 NOT_CONNECTED = RawReply(error="its node is not connected")
-"""What a client has replied whose node is not there."""
+"""The reply of a client without a connected node."""
 
 
 @dataclass(slots=True)
@@ -298,7 +298,7 @@ def packed(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def owned(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array that nobody else changes: a copy, `packed` if it is large."""
+    """Return an array that no other code changes: a copy, `packed` if it is large."""
     return packed(array) if array.nbytes >= _LARGE else array.copy()
 
 
@@ -368,7 +368,7 @@ def named_arrays(record: ArrayRecord) -> Arrays:
 
 
 def brief(text: str) -> str:
-    """Return somebody else's text as one line of bounded length, without what does not print."""
+    """Return a text of a client as one line of bounded length, without what does not print."""
     most = 4 * _LONGEST_REASON
     if cut := len(text) > 2 * most:  # before the work
         text = f"{text[:most]} {text[-most:]}"

@@ -25,7 +25,7 @@ PATIENCE = 3
 _MARGIN = 0.1
 _FAR = 9.0  # ten times the start: one such round is enough
 _HIGH = 1.0  # twice the start: where the loss stays there for a window, nothing is learned
-_WINDOW = 8  # the rounds whose losses are compared; the test below is exact to 1 % up to here
+_WINDOW = 8  # the rounds of which losses are compared; the test below is exact to 1 % up to here
 
 
 def _rising(values: Sequence[float]) -> bool:
@@ -176,6 +176,6 @@ class DivergenceMonitor:
         if not is_finite(state):
             raise RuntimeError(
                 f"The model is not finite after round {server_round}: the run diverged. "
-                f"{self.advice}, or look for clients whose uploads are large. Checkpoints of "
+                f"{self.advice}, or look for clients with large uploads. Checkpoints of "
                 "earlier rounds are whole."
             )

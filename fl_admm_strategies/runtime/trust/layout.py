@@ -136,7 +136,7 @@ class Layout:
     ) -> None:
         """Ask some clients what they train.
 
-        If there is only one array, it is trained and nobody is asked.
+        If there is only one array, it is trained and no client is asked.
 
         Parameters
         ----------
@@ -182,9 +182,9 @@ class Layout:
                 raise ValueError(f"it says that '{name}' is another name of '{names[role]}'")
 
     def learn(self, answers: Mapping[int, Reply]) -> dict[int, str]:
-        """Take the answer that most of the clients gave; return whose is refused, and why.
+        """Take the most frequent answer; return the clients with a refused one, and why.
 
-        Of two that as many gave, that is taken which is nearer to what the arrays look like.
+        Of two that are as frequent, the one is taken that is nearer to the look of the arrays.
 
         Raises
         ------

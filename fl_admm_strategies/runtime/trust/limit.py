@@ -1,4 +1,4 @@
-"""A bound on what one client can do in a round: its upload stays near what it was sent."""
+"""A bound on what one client can do in a round: its upload stays near the model of its message."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ LOOSE = 5.0
 run converges to: what is beyond this one is refused."""
 FAR = 10.0
 """Without a `max_norm`: an upload beyond so many times the largest running median is refused.
-Honest clients whose numbers of samples differ a hundredfold stay below it (docs/robustness.md)."""
+Honest clients with a hundred times the samples of others stay below it (docs/robustness.md)."""
 _NORMS = 50  # the last distances, of which it is the median
 _PART = 2**15  # numbers that are measured at once
-_FEWEST_CLIENTS, _FEWEST_NORMS = 5, 3  # without which nobody is far from the others
+_FEWEST_CLIENTS, _FEWEST_NORMS = 5, 3  # without which no client is far from the others
 
 
 class UploadLimit:
@@ -50,7 +50,7 @@ class UploadLimit:
         The largest distance. "auto": `FACTOR` times the median of the last 50, those of the present
         round among them (all of these, should they be more). In it an earlier upload counts as no
         more than the bound of its round. None: an upload is refused that is beyond `FAR` times the
-        largest such median of the run so far; nobody is before there are three, nor in a run of
+        largest such median of the run so far; none is before there are three, nor in a run of
         fewer than five clients. Infinity: there is no bound.
     clips : bool (default: True)
         Whether an upload beyond a `max_norm` is scaled back to it, or refused.
@@ -196,7 +196,7 @@ def _distance(arrays: Arrays, reference: Arrays) -> float:
 
 
 def _scaled(reply: Reply, reference: Arrays, factor: float) -> Reply:
-    """Return a reply whose upload has only a part of the change."""
+    """Return a reply with only a part of its upload's change."""
     arrays: Arrays = {}
     for name, array in reply.arrays.items():
         start = _start(array, reference.get(name)).astype(np.float64)

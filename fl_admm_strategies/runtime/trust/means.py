@@ -21,7 +21,7 @@ REPORTED = "-clients"
 def most_examples(known: Collection[float]) -> float:
     """Return how many examples a client counts for where models are weighted by them, at most.
 
-    `MOST` times the median of what clients report. Of two nobody can tell which is the liar.
+    `MOST` times the median of what clients report. Of two reports none can be told to be false.
     """
     return MOST * median_low(known) if len(known) > 2 else math.inf
 
@@ -29,10 +29,10 @@ def most_examples(known: Collection[float]) -> float:
 def weighted_means(replies: Mapping[int, Reply]) -> Metrics:
     """Return the mean of every metric over the clients that report it as a finite number.
 
-    It is weighted by examples, of which nobody has more than `MOST` times the median. A metric that
-    not all report has beside it how many do, ``NAME-clients``. One that nobody reports as a finite
-    number is NaN. What a single client of several, or less than a tenth, has ever heard of is its
-    own and no mean, and the numbers of examples have none.
+    It is weighted by examples; a client has at most `MOST` times the median. A metric that not all
+    clients report has their number beside it, ``NAME-clients``. A metric without a finite number is
+    NaN. A metric of a single client of several, or of less than a tenth, has no mean, and neither
+    have the numbers of examples.
     """
     most = MOST * median_low([reply.num_examples for reply in replies.values()])
     means: Metrics = {}

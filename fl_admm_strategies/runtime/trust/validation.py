@@ -61,7 +61,7 @@ class ReplyValidation:
     membership : Membership
         Says which clients had an accepted upload before.
     method : str or None
-        The method whose clients' replies are accepted; None: any client's.
+        The replies of clients of this method are accepted; None: any client's.
     upload : Upload
         What an upload is; one that was changed on its way may be refused.
 
@@ -86,7 +86,7 @@ class ReplyValidation:
     def reset(self) -> None:
         """Start a run."""
         self.sent: dict[int, ClientInstruction] = {}
-        self.last_refusal = "nobody was asked"
+        self.last_refusal = "no client was asked"
         self.only_wrong_clients = False
         self._has_right_clients = False
         self._capped: set[int] = set()  # who was named
@@ -151,7 +151,7 @@ class ReplyValidation:
         return Accepted(accepted if spec is None else self._cap(server_round, accepted), lost)
 
     def _cap(self, server_round: int, replies: dict[int, Reply]) -> dict[int, Reply]:
-        """Return replies to a training, nobody's with many times the others' examples."""
+        """Return replies to a training, none with many times the others' examples."""
         members = self.membership
         members.examples = members.examples | {c: r.num_examples for c, r in replies.items()}
         most = most_examples(members.examples.values())
