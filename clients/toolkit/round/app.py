@@ -223,20 +223,20 @@ class _Host:
         with collector_paused():
             instructions = dict(unpack_instructions(message.content))
         if list(instructions) == [None] and len(clients) == 1:  # one client needs no label
-            asked: dict[Any, ClientInstruction] = {clients[0]: instructions[None]}
+            by_client: dict[Any, ClientInstruction] = {clients[0]: instructions[None]}
         elif instructions and instructions.keys() <= set(clients):
-            asked = dict(instructions)
+            by_client = dict(instructions)
         else:
             raise ValueError(
                 f"The message is for {_named(instructions)}, but this node hosts "
                 f"{listing(clients)} of {total} clients. Server and nodes must be told the same "
                 "number of clients and nodes."
             )
-        _check_consent(asked.values(), self._may_collect(context))
+        _check_consent(by_client.values(), self._may_collect(context))
         choice = self.cohort(context) if callable(self.cohort) else self.cohort
         together = choice is True or (choice == "auto" and total >= LEAST_COHORT)
         at_once = TOGETHER if together else 1  # no more of them are in memory
-        states, waiting, trains = _split_state(context.state), list(asked), _trains(message)
+        states, waiting, trains = _split_state(context.state), list(by_client), _trains(message)
         replies: dict[Any, RawReply] = {}
         with only_new_collected():
             for start in range(0, len(waiting), at_once):
@@ -246,12 +246,14 @@ class _Host:
                         state = states.get(client_id, {})
                         here[client_id] = self._client(client_id, total, context, state)
                 if together:
-                    jobs = {client_id: (here[client_id][0], asked[client_id]) for client_id in here}
+                    jobs = {
+                        client_id: (here[client_id][0], by_client[client_id]) for client_id in here
+                    }
                     _train_together(trains, choice, jobs, replies)
                 for client_id, (client, own) in here.items():
                     with _failing_alone(client_id, replies):
                         if client_id not in replies:
-                            replies[client_id] = _reply(client, asked[client_id], trains)
+                            replies[client_id] = _reply(client, by_client[client_id], trains)
                     failed = replies[client_id].error is not None
                     if not failed:
                         for key in states.get(client_id, {}):

@@ -195,17 +195,6 @@ def own_handlers(client: Any = Counting) -> ClientApp:
     return app
 
 
-def test_a_handler_of_ones_own_answers_as_the_app_does() -> None:
-    grids = InProcessGrid(own_handlers(), 2), InProcessGrid(client_app(Counting), 2)
-    for kind in (MessageType.TRAIN, MessageType.TRAIN, MessageType.EVALUATE):
-        one, other = (send(grid, 3, {1: ask()}, kind=kind) for grid in grids)
-        assert dict(one.content["metrics"]) == dict(other.content["metrics"])
-        assert set(one.content) == set(other.content)
-    queries = [Message(RecordDict(), 3, MessageType.QUERY)]
-    one, other = (next(iter(grid.send_and_receive(queries))) for grid in grids)
-    assert dict(one.content["config"]) == dict(other.content["config"])
-
-
 def test_a_packed_message_needs_an_app_that_hosts() -> None:
     reply = send(InProcessGrid(own_handlers(), 2), 3, {1: ask(), 2: ask()})
     assert names(reply.error.reason, "client 1, client 2", "client_app(client_fn, num_clients=...)")
