@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Collection, Iterable, Sequence
 from logging import INFO, WARNING
+from statistics import multimode
 
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from ...maths.checks import listing
-from ..messages.identity import Identity, ask, most_common, read_identity
+from ..messages.identity import Identity, ask, read_identity
 from .client_keys import ClientKeys
 
 # Seconds that a phase waits for new nodes to say who they are; a later answer counts for the next.
@@ -67,7 +68,7 @@ class Discovery:
         """The size of the federation as most nodes say it; 0 where they do not, silent ones too."""
         silent = self._connected - self._identities.keys()
         said = [identity.num_clients for identity in self._identities.values()]
-        return most_common(said + [0] * len(silent))
+        return min(multimode(said + [0] * len(silent)), default=0)
 
     def is_connected(self, client: int) -> bool:
         """Return whether a client's node was connected when it was last looked."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import NamedTuple, TypeGuard
 
@@ -98,12 +97,6 @@ def ask(grid: Grid, nodes: Sequence[int]) -> dict[str, int]:
     if queries:
         grid.push_messages(queries)
     return {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
-
-
-def most_common(totals: Iterable[int]) -> int:
-    """Return the number that occurs most often, the smaller of two; 0 where there is none."""
-    counts = Counter(totals)
-    return min(counts, key=lambda total: (-counts[total], total), default=0)
 
 
 def read_identity(node: int, reply: Message) -> Identity | None:
