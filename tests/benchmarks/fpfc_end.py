@@ -442,6 +442,13 @@ def run(name: str, seed: int, method: str, last: int) -> list[Row]:
         spent = round(time.process_time() - began, 1)
         rows.append(dict(zip(FIELDS, (*row, groups, sent, last, spent), strict=True)))
 
+    def clusters_of(strategy: Any) -> dict[int, int] | None:
+        """Return the cluster of every client, where the method has clusters."""
+        clusters = strategy.clusters()
+        if clusters is None:
+            return None
+        return dict(zip(strategy.client_ids, clusters.tolist(), strict=True))
+
     def score_here(kind: str) -> float:
         """Return the mean score of a kind of models, measured outside the federation."""
         model, scores = family.initial(data, seed), []
@@ -461,16 +468,11 @@ def run(name: str, seed: int, method: str, last: int) -> list[Row]:
         return mean(scores)
 
     def look(server_round: int, metrics: Any) -> None:
-        if method == "FPFC" and not rows:
-            found = strategy.diagnostics().search
-            if found is not None:
-                for kind in ("personal", "cluster"):
-                    note("search", kind, score_here(kind), found.labels)
+        if method == "FPFC" and not rows and not strategy.state.source.is_searching:
+            for kind in ("personal", "cluster"):
+                note("search", kind, score_here(kind), clusters_of(strategy))
         if server_round in (FIRST_LOOK, last):
-            clusters = strategy.clusters()
-            labels = None
-            if clusters is not None:
-                labels = dict(zip(strategy.client_ids, clusters.tolist(), strict=True))
+            labels = clusters_of(strategy)
             reported = strategy.evaluate_metrics[server_round].values()
             for kind in strategy.kinds:
                 scores = [metrics[f"{kind}-{key}"] for metrics in reported]
