@@ -22,7 +22,7 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Spec
+from ..maths.blocks import Arrays
 from ..maths.checks import Fraction, NotNegative, Positive, check_fields, listing
 from .algorithm import Algorithm
 from .messages.changes import CLIP, NOISE, NOISED
@@ -173,15 +173,6 @@ class Privacy:
                 WARNING,
                 f"privacy: the noise follows from seed={self._seed}, which can be guessed. That is "
                 "good for experiments; where epsilon must hold, give seed=secrets.randbits(128).",
-            )
-
-    def check_handshake(self, name: str, spec: Spec) -> None:
-        """Raise ValueError if clients were asked for arrays in which there would be no noise."""
-        if self.setting is not None and spec:
-            raise ValueError(
-                f"{name} cannot have privacy={self.setting}: before a client's first round it asks "
-                f"for {listing([*spec])}, which is made of its data, and no noise is added to it. "
-                "Take other settings, or a method that asks for no arrays."
             )
 
     # ------------------------------------------------------------------------------------------

@@ -287,7 +287,6 @@ class Run:
         if (handshake := self.algorithm.handshake(clients)) is None:
             return {}, []
         spec, self._complaints = handshake.spec, handshake.check
-        self.privacy.check_handshake(type(self.algorithm).__name__, spec)
         sent = self.outgoing.complete(
             0, {**config, "handshake": True}, handshake.instructions, spec
         )

@@ -162,19 +162,10 @@ class UploadLimit:
         return {"norms": norms, "largest-median": np.array(self._largest_median)}
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned; a run that had no such bound starts with none.
-
-        Raises
-        ------
-        ValueError
-            If a norm is infinite.
-        """
+        """Put back what `state_arrays` returned; a run that had no such bound starts with none."""
         saved = arrays.get("norms", np.zeros(0))
-        largest = arrays.get("largest-median", np.zeros(()))
-        if np.isinf(saved).any() or not np.isfinite(largest):
-            raise ValueError("The saved 'norms' are infinite, which no run's are: it is damaged.")
         self._norms = deque(saved[~np.isnan(saved)].tolist(), maxlen=_NORMS)
-        self._largest_median = float(largest)
+        self._largest_median = float(arrays.get("largest-median", 0.0))
 
 
 def _distance(arrays: Arrays, reference: Arrays) -> float:
