@@ -25,7 +25,7 @@ OWN = "own/"
 
 
 class ProjectedClient(OwnModelClient[Any]):
-    """Base of the clients whose own model is pulled in what a random matrix P sees of it."""
+    """Base of the clients with a pull on P theta_i, for a random matrix P."""
 
     def projected_term(
         self, weight: float, target: NDArray[Any], seed: int, names: Sequence[str], power: int = 2

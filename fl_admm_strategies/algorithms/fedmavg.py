@@ -70,8 +70,8 @@ class FedMAvg(EveryoneTrains, CompletionStrategy):
     item_steps : int (default: 10)
         Q_2, those on V.
     everyone_trains : bool (default: True)
-        Whether all clients move their U_i in every round, as in the paper, or only those whose V is
-        averaged. `fraction_train` is the share of the latter.
+        Whether all clients move their U_i in every round, as in the paper, or only those that
+        upload V. `fraction_train` is the share of the latter.
     **base
         The parameters of `CompletionStrategy`.
 

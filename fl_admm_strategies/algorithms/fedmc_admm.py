@@ -122,9 +122,9 @@ class FedMCADMM(ConsensusMethod, ExactCompletion):
         return not self.published
 
     @property
-    def minimisers(self) -> dict[str, Any]:
+    def solver_settings(self) -> dict[str, Any]:
         """What the clients solve for."""
-        return {} if self.published else super().minimisers
+        return {} if self.published else super().solver_settings
 
     @property
     def has_biases(self) -> bool:

@@ -163,15 +163,15 @@ class CompletionStrategy(OneMessageStrategy):
         }
 
     @property
-    def minimisers(self) -> dict[str, Any]:
-        """What clients solve for whose factors are the minimisers at V."""
+    def solver_settings(self) -> dict[str, Any]:
+        """The settings of clients that solve for their factors; empty for those that take steps."""
         return {}
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedMCFactors]:
         """Send V; the users' factors are on the client."""
-        shared = {"factors": self.global_model(), **self.minimisers}
+        shared = {"factors": self.global_model(), **self.solver_settings}
         return {client: FedMCFactors(**shared, **self.first_users(client)) for client in client_ids}
 
     def metrics(self, phase: Phase, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
@@ -222,7 +222,7 @@ class ExactCompletion(CompletionStrategy):
         return True
 
     @property
-    def minimisers(self) -> dict[str, Any]:
+    def solver_settings(self) -> dict[str, Any]:
         """What the clients solve for."""
         return {"feedback": self.feedback, "confidence": self.confidence}
 
