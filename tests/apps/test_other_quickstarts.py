@@ -65,7 +65,6 @@ METHODS = {
     "FPFC": "L1(0.001), rho=0.01, lr=0.001, ",
     "FedADMM": "lr=0.001, ",
     "FedAPM": "lr=0.001, ",
-    "Ditto": "lr=0.001, ",
 }
 """What a constructor takes beside the app's settings; of FedAPM the app's own personal layers."""
 

@@ -10,7 +10,6 @@ from safetensors.numpy import load_file
 
 from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.experiments.loading import load_settings
-from simulations.reports import plots
 from tests.simulations.quick_runs import TINY, last_evaluation, result_of, run
 from tests.support.federation import assert_same_bits, differs
 from tests.support.refusals import refused
@@ -77,26 +76,3 @@ def test_where_there_are_no_classes_no_labels_can_be_poisoned(name: str) -> None
     for change in ("attack.kind=zero", "attack.ratio=1.0", "attack.seed=3"):
         with refused(ValueError, change.partition("=")[0]):
             load_settings(name, changes=[*LABELS[:2], change])
-
-
-@pytest.mark.slow
-def test_the_clusters_of_a_report_are_those_of_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = []
-    monkeypatch.setattr(plots, "embedding", lambda omega, *_, **__: drawn.append(omega))
-    changes = (
-        "attack.kind=gaussian",
-        "attack.ratio=0.25",
-        'algorithm.penalty={type = "scad", lam = 0.6}',
-        "training.num-rounds=3",
-        "training.fraction-train=1.0",
-    )
-    found = result_of(run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out")))
-    assert len(found["malicious"]) == 3
-    at_nu = next(row for row in found["clustering"] if row["nu"] == 0.1)
-    assert at_nu["num"] == found["cells"]["cluster model"]["num"]
-    assert "among 9 honest clients" in " ".join(capsys.readouterr().out.split())
-    (omega,) = drawn
-    assert len(omega) == 9
-    assert abs(omega).max() < 10  # noise with standard deviation 100 would be all there is to see

@@ -110,12 +110,6 @@ def mean_run(app: ClientApp, nodes: int = 4, **settings: Any) -> Mean:
     return strategy
 
 
-def test_a_ratio_of_0_changes_no_bit() -> None:
-    none, fn = Attack("gaussian", 0.0), client_fn_of(Adding)
-    plain = mean_run(client_app(fn))
-    assert_same_runs(mean_run(client_app(attacked_client_fn(fn, none))), plain)
-
-
 def test_clients_are_attacked_alike_on_any_number_of_nodes() -> None:
     fn = client_fn_of(Adding)
     plain, wanted = mean_run(client_app(fn)), mean_run(client_app(attacked_client_fn(fn, SIGNS)))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
-from simulations.experiments.experiment import RunConfig
 from simulations.methods.measures import clustering
-from tests.simulations.quick_runs import TINY, last_evaluation, result_of, run
 
 
 def of_clusters(labels: Any, malicious: set[int], truth: Any) -> Any:
@@ -30,25 +26,3 @@ def test_clusters_are_counted_over_the_honest_clients() -> None:
     problem, _ = of_clusters([0], set(), None)
     assert clustering(problem, SimpleNamespace()) == {}
     assert clustering(problem, SimpleNamespace(clusters=lambda: None)) == {}
-
-
-CHANGES = (
-    "report={ loss-variance = true, metrics = ['f1'] }",
-    "baselines={ fedavg = {}, local = {} }",
-)
-
-
-@pytest.mark.slow
-def test_every_method_and_baseline_is_measured_alike(tmp_path: Path) -> None:
-    folder = run(RunConfig("fedadmm-digits", changes=(*TINY, *CHANGES), out=tmp_path / "run"))
-    result = result_of(folder)
-    rows = {
-        "metrics.jsonl": (result, "global", "one global model"),
-        "metrics-fedavg.jsonl": (result["baselines"]["FedAvg"], "global", "one global model"),
-        "metrics-local.jsonl": (result["baselines"]["Local"], "personal", "own model"),
-    }
-    for file, (row, kind, title) in rows.items():
-        clients = last_evaluation(folder, file).values()
-        cells = row["cells"][title]
-        assert cells["loss-variance"] == pytest.approx(np.var([c[f"{kind}-loss"] for c in clients]))
-        assert cells["f1"] == pytest.approx(100 * np.mean([c[f"{kind}-f1"] for c in clients]))

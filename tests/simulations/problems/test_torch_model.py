@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from flwr.app import Context, RecordDict
 
-from clients import FedAPMClient, FLAMEClient
+from clients import FedAPMClient
 from simulations.data import ClientData, FederatedData
 from simulations.experiments.experiment import RunConfig, load_experiment
 from simulations.experiments.loading import load_settings
@@ -47,15 +47,6 @@ def test_every_client_starts_from_the_weights_of_the_seed() -> None:
         with torch.no_grad():  # a model is its client's own
             for parameter in client.model.parameters():
                 parameter.zero_()
-
-
-def test_a_client_gets_validation_data_where_it_takes_some() -> None:
-    options = "data.options={ clients = 4, samples = 400, validation = true }"
-    client = client_of(federation_of("flame-mnist", options), 0)
-    assert isinstance(client, FLAMEClient)
-    assert client.validation_loader is not None
-    assert client_of(federation_of("flame-mnist"), 0).validation_loader is None
-    client_of(federation_of("fedadmm-digits", options), 0)  # takes none
 
 
 def test_metrics_of_a_classification_are_refused_for_a_regression() -> None:

@@ -88,26 +88,18 @@ def _is_up(url: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(
-            ["num-supernodes=12 client-resources-num-cpus=1"], id="README", marks=pytest.mark.slow
-        ),
-        pytest.param([], id="default", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.slow
 def test_flwr_run_gives_the_bits_of_the_command_line(
-    options: list[str], superlink: dict[str, str], tmp_path: Path
+    superlink: dict[str, str], tmp_path: Path
 ) -> None:
-    """The README's command, and Flower's default of 2 nodes, from the repository's root."""
+    """The command of docs/experiments.md, from the repository's root."""
     made = run(RunConfig("digits-fpfc", changes=CHANGES, out=tmp_path / "made"), nodes=12)
     expected = load_file(made / "state.safetensors")
     out = tmp_path / "flwr run"
-    federation = [part for option in options for part in ("--federation-config", option)]
     done = subprocess.run(
         [
-            *("flwr", "run", ".", "--stream", *federation),
+            *("flwr", "run", ".", "--stream", "--federation-config"),
+            "num-supernodes=12 client-resources-num-cpus=1",
             *("--run-config", f"set='{';'.join(CHANGES)}' out='{out}'"),
         ],
         cwd=ROOT,

@@ -9,13 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from flwr.app import Context
-from flwr.client import Client
-from flwr.clientapp import ClientApp
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from clients import client_app
 from simulations.experiments.loading import load_settings
 from simulations.methods import METHODS
 from simulations.running import cli
@@ -118,26 +114,6 @@ def test_workers_and_gpus_are_rays() -> None:
     backend = Host(workers=8, gpus_per_client=0.25).ray_config(verbose=True)
     assert backend["client_resources"] == {"num_cpus": 1, "num_gpus": 0.25}
     assert backend["init_args"]["num_cpus"] == 8
-
-
-def _broken_client_app(run_config: object) -> ClientApp:
-    def client_fn(context: Context) -> Client:
-        raise OSError("the disk is full")
-
-    return client_app(client_fn, num_clients=12)
-
-
-def test_clients_that_always_fail_fail_the_run_with_their_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("simulations.running.apps.make_client_app", _broken_client_app)
-    code, output = invoke(
-        *("run", "digits-fpfc", "--engine", "inprocess", "--out", str(tmp_path / "out")),
-        *("--set", "training.num-rounds=3"),
-    )
-    assert code == 1
-    assert "The last refusal: client 11" in output
-    assert "the disk is full" in output
 
 
 @pytest.mark.slow
