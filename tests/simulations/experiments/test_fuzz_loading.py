@@ -85,17 +85,6 @@ def test_a_text_of_anything_is_refused(content: str, tmp_path: Path) -> None:
     load_or_refuse(content, tmp_path)
 
 
-@fuzz
-@given(
-    key=st.sampled_from(["", "algorithm", "algorithm.penalty.type", "client.device", "data.name"]),
-    value=st.one_of(text(max_size=10), st.sampled_from(["[[", "{", "nan", "2026-11-21", "[1,2]"])),
-)
-@example(key="algorithm.name", value="[]")
-@example(key="data.name", value=".:")
-def test_a_change_of_anything_is_applied_or_refused(key: str, value: str, tmp_path: Path) -> None:
-    load_or_refuse(FILES["digits-fpfc"], tmp_path, changes=[f"{key}={value}"])
-
-
 @pytest.mark.parametrize("name", ["", "a\0b.toml", "x" * 5000 + ".toml"])
 def test_no_name_of_an_experiment_does_more_than_be_unknown(name: str) -> None:
     with pytest.raises(ValueError, match=r"experiment|TOML"):
