@@ -347,21 +347,6 @@ def test_a_worker_uses_one_torch_thread_and_does_not_hang() -> None:
 # --- constructor and life cycle -----------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with refused(ValueError, "num_nodes=2", 1):
-        InProcessGrid(counting_app(), 2, node_configs=[{}])
-    grid = InProcessGrid(counting_app(), 1)
-    with refused(TypeError, "'hello'"):
-        grid.push_messages(["hello"])
-    with refused(TypeError, 3):
-        grid.set_run(3)
-    with refused(TypeError, "server_app", None):
-        run_in_process(None, counting_app(), 1)
-    monkeypatch.delattr("os.fork")
-    with refused(ValueError, "workers=0"):
-        InProcessGrid(counting_app(), 1, workers=1)
-
-
 @pytest.mark.parametrize("workers", fast([0], [0, 1]))
 def test_a_closed_grid_keeps_its_contexts_and_refuses_messages(workers: int) -> None:
     with InProcessGrid(counting_app(), 1, workers=workers) as grid:

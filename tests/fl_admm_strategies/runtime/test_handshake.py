@@ -85,20 +85,3 @@ def test_a_run_in_which_nobody_shakes_hands_ends_by_name() -> None:
     grid = grid_of(failing={client: [0] for client in range(6)})
     with refused(RuntimeError, "handshake", "[0, 1, 2, 3, 4, 5]", "the disk is full"):
         strategy_of().start(grid, initial_arrays(), 1)
-
-
-@pytest.mark.slow
-def test_it_is_not_repeated_after_a_restart() -> None:
-    grid = grid_of()
-    first = strategy_of()
-    first.start(grid, initial_arrays(), 1)
-    state = first.state_dict()
-    grid.sent.clear()
-    second = strategy_of()
-    second.load_state_dict(state)
-    second.start(grid, initial_arrays(), 2)
-    assert shaken(grid) == []
-    assert_allclose(alpha_of(second), ALPHA, rtol=1e-15)
-    # A new run of the same object is another run.
-    second.start(grid_of(), initial_arrays(), 1)
-    assert second.traffic[0] == Traffic(0, 0)

@@ -121,18 +121,6 @@ def test_a_node_that_answers_the_query_with_garbage_is_no_client(garbage, warned
     assert strategy.client_ids == [0, 2]
 
 
-def test_a_query_handler_of_the_users_own_is_no_obstacle() -> None:
-    app = echo_app()
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"mine": MetricRecord({"load": 0.5})}), reply_to=message)
-
-    strategy = Mean()
-    strategy.start(InProcessGrid(app, 3), MODEL, 1)
-    assert strategy.client_ids == [2, 3, 4]  # the node ids
-
-
 # --- Bad arguments ------------------------------------------------------------------------------
 
 
