@@ -58,6 +58,10 @@ def _of_module(module: nn.Module) -> Hashable:
     before, after = module._forward_pre_hooks, module._forward_hooks
     if before or after or module._backward_pre_hooks or module._backward_hooks:
         raise CannotStackError("it has hooks")
+    return _settings(module)
+
+
+def _settings(module: nn.Module) -> Hashable:
     public = {n: v for n, v in vars(module).items() if n not in _OF_ALL and n[0] != "_"}
     return type(module), tuple((name, _value(value)) for name, value in public.items())
 
@@ -80,8 +84,7 @@ def _of_loss(loss_fn: Any) -> Hashable:
         return _value(loss_fn)
     if tensors_of(loss_fn):
         raise CannotStackError("its loss has weights")
-    public = [(name, value) for name, value in vars(loss_fn).items() if name[0] != "_"]
-    return type(loss_fn), tuple((name, _value(value)) for name, value in public)
+    return _settings(loss_fn)
 
 
 _TRIED: dict[Hashable, bool] = {}
