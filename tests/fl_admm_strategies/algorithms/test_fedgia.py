@@ -216,10 +216,14 @@ def test_a_curvature_that_is_no_positive_number_ends_the_run(value: float) -> No
         run(regression(), 1, grid=saying(value, regression()))
 
 
-def test_a_run_begins_without_a_curvature_that_would_stop_it(warned: Warned) -> None:
-    strategy = run(regression(), 1, grid=saying(1e9, regression(), [2]))
-    assert strategy.client_ids == [client for client in range(M) if client != 2]
-    assert warned("client 2 refused", "1e+09")
+@pytest.mark.parametrize(("curvature", "members"), [(101.0, [0, 1, 3]), (99.0, [0, 1, 2, 3])])
+def test_a_run_begins_without_a_curvature_far_above_the_others(
+    curvature: float, members: list[int], warned: Warned
+) -> None:
+    losses = one_number(1.0, 1.0, 1.0, 1.0)
+    strategy = run(losses, 1, grid=saying(curvature, losses, [2]))
+    assert strategy.client_ids == members
+    assert bool(warned("client 2 refused", "101")) == (len(members) == 3)
 
 
 @KINDS
