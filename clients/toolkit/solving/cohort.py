@@ -20,9 +20,13 @@ from .solvers import Epoch, LocalProblem, descend, sgd_of
 from .stack import CannotStackError, Samples, Stack, StackBatch
 from .steps import Choice, Job, Measurement, Steps
 
-LARGEST_CNN = 50_000
-"""Parameters of a model with convolutions up to which "auto" stacks it on a CPU. A stack takes .85
-of the time of clients alone with 7,000 and 1.25 with 95,000. Other models gain at any size."""
+LARGEST_CNN_BATCH = 8_000
+"""Numbers in a batch of inputs up to which "auto" stacks a model with convolutions on a CPU.
+
+A stack takes .2 of the time of clients alone with 640 of them (10 images of 8 x 8), .85 with 7,840
+(10 of 28 x 28) and 1.12 with 15,680. Other models gain at any size.
+"""
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 STACK_BYTES = 2**28
 """Bytes of samples and parameters that one stack holds, unless a client alone has more: 256 MiB."""
 _BYTES = 32
@@ -156,12 +160,11 @@ class _Session:
         problem: LocalProblem = client.problem_of(step)
         known = client.stack_signature  # a client that is kept knows it from round to round
         if known is None or known[0] is not problem.loss_fn:
-            large = _is_large_cnn(client.model)
-            known = problem.loss_fn, signature(client.model, problem.loss_fn), large
+            convolves = any(isinstance(module, CONVOLUTIONS) for module in client.model.modules())
+            known = problem.loss_fn, signature(client.model, problem.loss_fn), convolves
             client.stack_signature = known
-        _, same, large = known
-        slower = large and self._choice == "auto" and client.device.type == "cpu"
-        if same is None or slower or client.model_arrays.prefix:
+        _, same, convolves = known
+        if same is None or client.model_arrays.prefix:
             return None
         measures = isinstance(step, Measurement)
         details = self._of_measurement() if measures else self._of_descent()
@@ -180,6 +183,9 @@ class _Session:
         self.bytes = samples + _BYTES * sum(parameter.numel() for parameter in self.own.values())
         whole = measures or client.full_batch
         rows = len(targets) if whole else max(sizes)
+        bounded = self._choice == "auto" and client.device.type == "cpu"
+        if convolves and bounded and rows * inputs[0].numel() > LARGEST_CNN_BATCH:
+            return None
         shapes = inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype
         # With like numbers of samples, so that no row is mostly filled up.
         return same, shapes, len(epochs), drawn is None, whole, rows.bit_length(), details
@@ -204,12 +210,6 @@ class _Session:
         if any({name: array.shape for name, array in one.items()} != trained for one in models):
             return None
         return len(models), *((name, id(metric)) for name, metric in client.metrics.items())
-
-
-def _is_large_cnn(model: nn.Module) -> bool:
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    has_convolutions = any(isinstance(module, kinds) for module in model.modules())
-    return has_convolutions and sum(p.numel() for p in model.parameters()) > LARGEST_CNN
 
 
 def _samples(epochs: Sequence[Epoch], whole: bool, like: _Session) -> Samples:

@@ -448,17 +448,18 @@ def test_models_that_differ_in_a_number_share_no_stack(stacked: list[int]) -> No
         np.testing.assert_allclose(arrays[0], alone(client(i))[0][0], rtol=1e-4, atol=1e-6)
 
 
-def test_auto_leaves_out_large_networks_of_convolutions(stacked: list[int]) -> None:
-    convolutions = nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, 1, 1), nn.Flatten()
+def test_auto_leaves_out_convolutions_of_large_batches(stacked: list[int]) -> None:
+    convolutions = nn.Unflatten(1, (1, 1_000)), nn.Conv1d(1, 1, 1), nn.Flatten()
 
-    def client(i: int, *layers: nn.Module) -> SGDClient:
-        layers = *copy.deepcopy(layers), nn.Linear(FEATURES, 9_000), nn.Linear(9_000, 3)
-        return make(i, lambda: nn.Sequential(*layers))
+    def client(i: int, batch_size: int, *layers: nn.Module) -> SGDClient:
+        net = nn.Sequential(*copy.deepcopy(layers), nn.Linear(1_000, 3))
+        data = TensorDataset(torch.ones(20, 1_000), torch.zeros(20, dtype=torch.int64))
+        return make(i, lambda: net, loader=DataLoader(data, batch_size))
 
-    cases: Any = [("auto", (), 1), ("auto", convolutions, 0), (True, convolutions, 1)]
-    for choice, layers, count in cases:
+    cases: Any = [("auto", 10, (), 1), ("auto", 10, convolutions, 0), (True, 10, convolutions, 1)]
+    for choice, batch_size, layers, count in [*cases, ("auto", 5, convolutions, 1)]:
         stacked.clear()
-        train_together([job(client(i, *layers)) for i in (0, 5)], choice)
+        train_together([job(client(i, batch_size, *layers)) for i in (0, 5)], choice)
         assert (len(stacked) > 0) == count
 
 
