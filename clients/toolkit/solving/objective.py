@@ -184,14 +184,17 @@ def rows(constant: Tensor, like: Tensor) -> Tensor:
 
 def times(weight: Weight, values: Tensor) -> Tensor:
     """Return values times their clients' weights, or the one of all."""
-    if not isinstance(weight, Tensor) or weight.ndim == 0:
-        return weight * values
-    return weight[: len(values)].view(-1, *[1] * (values.ndim - 1)) * values
+    return (_beside(weight, values) if isinstance(weight, Tensor) else weight) * values
+
+
+def _beside(weights: Tensor, values: Tensor) -> Tensor:
+    """Return the weights of a stack's first clients, which the values have, in their shape."""
+    return weights[: len(values)].view(-1, *[1] * (values.ndim - 1)) if weights.ndim else weights
 
 
 def _add(gradient: Tensor, change: Tensor, weight: Weight) -> None:
     if isinstance(weight, Tensor):
-        gradient.add_(times(weight, change))
+        gradient.addcmul_(_beside(weight, change), change)
     else:
         gradient.add_(change, alpha=weight)
 
