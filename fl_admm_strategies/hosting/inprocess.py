@@ -225,10 +225,17 @@ class InProcessGrid(LocalGrid):
                 previous = self._last_of_node.get(node)
                 reply = self._threads.submit(self._answer_of_worker, message, previous)
                 self._last_of_node[node] = reply
+                reply.add_done_callback(partial(self._forget, node))
                 return reply
             reply = Future()
             reply.set_result(self._finished(message, self._outcome_here(message)))
         return reply
+
+    def _forget(self, node: int, reply: Future[Message]) -> None:
+        """Let go of a node's last reply, which later messages to it need not wait for any more."""
+        with self._lock:
+            if self._last_of_node.get(node) is reply:
+                del self._last_of_node[node]
 
     def _outcome_here(self, message: Message) -> Done | _Failure:
         """Run a message's client in this process; lock held."""

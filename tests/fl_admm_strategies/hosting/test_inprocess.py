@@ -1,9 +1,11 @@
 """InProcessGrid: Flower's own apps run on it unchanged, and its isolation, failures and workers."""
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -355,6 +357,19 @@ def test_a_closed_grid_keeps_its_contexts_and_refuses_messages(workers: int) -> 
     with refused(RuntimeError, "closed"):
         grid.send_and_receive([train_message(2)])
     grid.close()
+
+
+@pytest.mark.parametrize("workers", fast([0], [0, 1]))
+def test_a_grid_keeps_no_reply_that_was_fetched(workers: int) -> None:
+    with InProcessGrid(counting_app(), 1, workers=workers) as grid:
+        replies = grid.send_and_receive([train_message(2)])
+        fetched = weakref.ref(replies[0])
+        replies.clear()
+        deadline = time.monotonic() + 10  # its thread may not have ended yet
+        while fetched() is not None and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.01)
+        assert fetched() is None
 
 
 @pytest.mark.slow
