@@ -170,7 +170,10 @@ class _Session:
         details = self._of_measurement() if measures else self._of_descent()
         if details is None:
             return None
+        whole = measures or client.full_batch
         try:
+            if convolves and self._is_slower_stacked(problem, whole):
+                return None
             client.begin_descent(step)
             epochs = problem.epochs(1 if measures else step.epochs)
             if not can_stack(same, problem, epochs[0]):
@@ -181,14 +184,18 @@ class _Session:
         self.problem, self.epochs = problem, epochs
         samples = (inputs.nbytes + targets.nbytes) * (len(epochs) if drawn is None else 1)
         self.bytes = samples + _BYTES * sum(parameter.numel() for parameter in self.own.values())
-        whole = measures or client.full_batch
         rows = len(targets) if whole else max(sizes)
-        bounded = self._choice == "auto" and client.device.type == "cpu"
-        if convolves and bounded and rows * inputs[0].numel() > LARGEST_CNN_BATCH:
-            return None
         shapes = inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype
         # With like numbers of samples, so that no row is mostly filled up.
         return same, shapes, len(epochs), drawn is None, whole, rows.bit_length(), details
+
+    def _is_slower_stacked(self, problem: LocalProblem, whole: bool) -> bool:
+        """Return whether convolutions take longer in a stack, by the first batch alone."""
+        if self._choice != "auto" or self.client.device.type != "cpu":
+            return False
+        batch = next(problem.batches())
+        rows = problem.num_examples() if whole else batch.size
+        return bool(rows * batch.inputs[0].numel() > LARGEST_CNN_BATCH)
 
     def _of_descent(self) -> Hashable:
         """Return what of a descent all clients of a stack share; None if it is done alone."""

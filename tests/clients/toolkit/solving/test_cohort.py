@@ -463,6 +463,28 @@ def test_auto_leaves_out_convolutions_of_large_batches(stacked: list[int]) -> No
         assert (len(stacked) > 0) == count
 
 
+def test_a_client_that_auto_leaves_out_draws_one_batch_more_than_alone() -> None:
+    drawn = []
+
+    class Counted:
+        dataset = TensorDataset(torch.ones(20, 1_000), torch.zeros(20, dtype=torch.int64))
+
+        def __iter__(self) -> Iterator[Any]:
+            for batch in DataLoader(self.dataset, 10):
+                drawn.append(1)
+                yield batch
+
+    def client(i: int) -> SGDClient:
+        layers = nn.Unflatten(1, (1, 1_000)), nn.Conv1d(1, 1, 1), nn.Flatten(), nn.Linear(1_000, 3)
+        return make(i, lambda: nn.Sequential(*layers), loader=Counted())
+
+    alone(client(0))
+    of_one = len(drawn)
+    drawn.clear()
+    train_together([job(client(i)) for i in (0, 5)], "auto")
+    assert len(drawn) == 2 * (of_one + 1)
+
+
 # --- Who fails, fails alone -----------------------------------------------------------------------
 
 
