@@ -56,6 +56,7 @@ class FPFCClient(ProximalClient):
     strategy = FPFC
     instruction = messages.FPFCMessage
     block_setting = "clustered"
+    _kept: Loader
 
     def __init__(self, *args: Any, validation_loader: Loader | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -74,8 +75,8 @@ class FPFCClient(ProximalClient):
     # ------------------------------------------------------------------------------------------
 
     def training_data(self, message: messages.FPFCInstruction) -> Loader:
-        """Return the training data that are not held out."""
-        return self._split(message)[0]
+        """Return the training data that are not held out in this turn."""
+        return self._kept
 
     def moving(self, message: messages.FPFCInstruction) -> list[str]:
         """Return all trained parameters; of a client that is new after the run the block."""
@@ -89,8 +90,9 @@ class FPFCClient(ProximalClient):
         On a path of lambdas that is the upload; after the search the groups' models as well.
         """
         message = turn.message
+        self._kept, held_out = self._split(message)
         metrics, upload, kept = yield from super().local_steps(turn)
-        held_out = self._split(message)[1]
+        del self._kept  # copies of the samples, which a client that is kept need not hold
         if isinstance(message, messages.PathInstruction):
             metrics[f"{messages.VALIDATION}-{message.monitor}"] = self._monitored(message, held_out)
         elif isinstance(message, messages.LateInstruction) and held_out is not None:
