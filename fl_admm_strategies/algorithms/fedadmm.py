@@ -14,8 +14,9 @@ from ..maths.blocks import Pattern, compile_pattern
 from ..maths.checks import Count, Positive
 from ..maths.schedules import StepSize
 from .shared.base import Weights
-from .shared.consensus import FIXED_PULL, ConsensusMethod
+from .shared.consensus import ConsensusMethod
 from .shared.rule import Row, Rule
+from .shared.stepsum import FIXED_PULL
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO
-from statistics import median
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,20 +25,17 @@ from numpy.typing import NDArray
 from ...maths.blocks import Arrays, Block, pieces, weighted_average
 from ...maths.clienttable import ClientTable
 from ...runtime.algorithm import Handshake, MembersChange, OnClient, Phase
-from ...runtime.messages.records import STEP_SUM, ClientInstruction, Metrics, Reply
+from ...runtime.messages.records import ClientInstruction, Metrics, Reply
 from ...runtime.messages.schema import Instruction
 from ...runtime.uploads import Upload
 from .base import Duals, OwnBuffers
 from .models import OneMessageStrategy, on_client
 from .rule import Rule
+from .stepsum import COLUMN, noted_step_sum, pull_by
 
 Vector = NDArray[Any]
 BEGIN = "begin"
 """The name, in `start` of a message, of the point at which a row begins."""
-FIXED_PULL = 0.1  # the weight of the proximal term until S is known
-_PULL = 0.3  # that weight times S; docs/methods/fedadmm-notes.md, P9
-_REPORTS = 3  # a median of at least three reports: one false report cannot set it
-_LARGEST = 1e9  # S beyond it, or below its inverse, is no sum of step sizes
 REBUILD_EVERY = 256  # rounds, after which the running sum's roundings are taken out
 
 
@@ -198,7 +194,7 @@ class ConsensusMethod(OneMessageStrategy):
         self._block = Block.optimised(arrays, trained, self._averaged)
         self._buffers = OwnBuffers(arrays, trained if self.own and self._here else list(arrays))
         w, averaged = self._as_sent(self._block.vector(arrays)), self._block.rest(arrays)
-        sought = {"step_sum": 0.0} if self.seeks_step_sum else {}
+        sought = {COLUMN: 0.0} if self.seeks_step_sum else {}
         clients = ClientTable(alpha=0.0, turns=0, **sought, **self._columns(w, averaged))
         total = self._first_messages(w, self.membership.num_initial)
         return ConsensusState(w, total, averaged, clients, w)
@@ -302,7 +298,7 @@ class ConsensusMethod(OneMessageStrategy):
         if self._here and server_round % REBUILD_EVERY == 0:
             self._rebuild()
         if self.seeks_step_sum and math.isnan(state.step_sum):
-            self._note_step_sums(replies)
+            state.step_sum = noted_step_sum(state.clients, replies)
 
     def _moved(self, replies: Mapping[int, Reply]) -> NDArray[np.float64]:
         """Move the participants' rows, by the rules of their messages; return the mean for w."""
@@ -394,23 +390,5 @@ class ConsensusMethod(OneMessageStrategy):
 
     @property
     def pull(self) -> float:
-        """The weight of the proximal term: 0.3/S, and `FIXED_PULL` until S is known."""
-        found: float = self.state.step_sum
-        return FIXED_PULL if math.isnan(found) else _PULL / found
-
-    def _note_step_sums(self, replies: Mapping[int, Reply]) -> None:
-        """Set S to the median of the clients' reports, once there are enough."""
-        state, table = self.state, self.state.clients
-        for client, reply in replies.items():
-            said = reply.metrics.get(STEP_SUM, 0.0)
-            if 1 / _LARGEST < said < _LARGEST:
-                table[client].step_sum = said
-        known = [said for said in table.column("step_sum").tolist() if said]
-        if len(known) >= min(_REPORTS, len(table)):
-            state.step_sum = median(known)
-            log(
-                INFO,
-                f"The weight of the proximal term is {self.pull:.3g}: {_PULL} over "
-                f"{state.step_sum:.3g}, the sum of the step sizes of a client's round "
-                f"(median of {len(known)})",
-            )
+        """The weight of the proximal term by S."""
+        return pull_by(self.state.step_sum)
