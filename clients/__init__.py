@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .methods.pfedme import PFedMeClient as PFedMeClient
     from .methods.pfedme import PFedMeMatchedClient as PFedMeMatchedClient
     from .methods.scaffold import SCAFFOLDClient as SCAFFOLDClient
+    from .methods.sgd import FedAvgFTClient as FedAvgFTClient
     from .methods.sgd import SGDClient as SGDClient
     from .toolkit.data.minibatches import Minibatches as Minibatches
     from .toolkit.data.ranking import rank as rank

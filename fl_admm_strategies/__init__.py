@@ -7,7 +7,7 @@ from .algorithms.fedala import FedALA
 from .algorithms.fedals import FedALS
 from .algorithms.fedalt import FedAlt
 from .algorithms.fedapm import FedAPM
-from .algorithms.fedavg import FedAvg
+from .algorithms.fedavg import FedAvg, FedAvgFT
 from .algorithms.fedcp import FedCP
 from .algorithms.feddyn import FedDyn
 from .algorithms.fedease import FedEASE, initial_item_weights
@@ -66,6 +66,7 @@ __all__ = [
     "FedAPM",
     "FedAlt",
     "FedAvg",
+    "FedAvgFT",
     "FedCP",
     "FedDyn",
     "FedEASE",

@@ -39,3 +39,4 @@ from .algorithms.shared.consensus import ProximalInstruction as ProximalInstruct
 from .algorithms.shared.models import OwnModelEvaluation as OwnModelEvaluation
 from .algorithms.shared.split import SplitEvaluation as SplitEvaluation
 from .algorithms.shared.split import SplitInstruction as SplitInstruction
+from .runtime.algorithm import FineTuningEvaluation as FineTuningEvaluation

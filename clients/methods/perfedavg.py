@@ -12,12 +12,13 @@ from torch import Tensor
 
 from fl_admm_strategies import PerFedAvg
 from fl_admm_strategies.algorithms.perfedavg import PerFedAvgEvaluation, PerFedAvgInstruction
+from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.data.batches import Loader
 from ..toolkit.round.torch_client import TorchClient
 from ..toolkit.solving.objective import LocalObjective
 from ..toolkit.solving.solvers import gradient_descent
-from ..toolkit.solving.steps import Evaluation, MethodSteps, Minimisation, Scalars, Steps
+from ..toolkit.solving.steps import Evaluation, Scalars, Steps
 
 Block = Mapping[str, Tensor]
 
@@ -30,26 +31,21 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
     """Client of `PerFedAvg`: tau steps along the gradient of f_i(w - alpha grad f_i(w)).
 
     It keeps nothing. Parameters are those of `TorchClient`, without an optimizer, a schedule or
-    clipping unless ``mode="finetune"``: the steps are a formula.
+    clipping: the steps are a formula.
     """
 
     strategy = PerFedAvg
     instruction = PerFedAvgInstruction
+    closed_form = "its steps are a formula of gradients"
 
-    def steps(self, asked: PerFedAvgInstruction, config: Scalars) -> MethodSteps:
+    def train(self, asked: PerFedAvgInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
         """Run w <- w - beta d tau times, d = (I - alpha H) g; upload w.
 
         g is the gradient at w - alpha grad f(w; D), on the batch D', and H the Hessian at w, on
         D''. Metrics: ``loss``, that of w on the batch of the last step.
         """
         self.load(asked.model)
-        if asked.mode == "finetune":
-            metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
-            return self.arrays(), metrics
-        self.refuse_own_steps(
-            f"PerFedAvg(mode={asked.mode!r}) takes no other steps than its own",
-            "use PerFedAvg(mode='finetune')",
-        )
+        self.refuse_own_steps("PerFedAvg takes no other steps than its own", "use FedAvgFT")
         self.model.train()
         batches, losses = self.draws(), []
         for _ in range(asked.local_steps):

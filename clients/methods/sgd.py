@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_admm_strategies import FedAvg
+from fl_admm_strategies import FedAvg, FedAvgFT
 from fl_admm_strategies.algorithms.fedavg import FedAvgInstruction
-from fl_admm_strategies.runtime.messages.records import ARRAYS, GROUPS, split_groups, to_json
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.messages.records import ARRAYS, GROUPS, to_json
 
 from ..toolkit.round.torch_client import TorchClient
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import Evaluation, MethodSteps, Minimisation, Reply, Scalars, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Reply, Scalars, Steps
 
 
 class SGDClient(TorchClient[FedAvgInstruction]):
@@ -57,10 +58,10 @@ class SGDClient(TorchClient[FedAvgInstruction]):
         metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
         return self.arrays(), metrics
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
-        """Evaluate the model on the test data: ``global-loss`` and ``global-METRIC``."""
-        (model,) = split_groups(parameters, config, self.model_arrays.names).values()
-        return (yield from self.evaluate_models({"global": model}))
+    def models(self, parameters: list[NDArray[Any]], config: Scalars) -> dict[str, Arrays]:
+        """Return the model of an evaluation, which Flower's FedAvg calls otherwise, by its kind."""
+        (model,) = super().models(parameters, config).values()
+        return {"global": model}
 
     def seed(self, config: Scalars) -> None:
         """Make torch's randomness that of this client in this round.
@@ -74,3 +75,12 @@ class SGDClient(TorchClient[FedAvgInstruction]):
             seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1)
             config = {**config, "seed": int(seed)}
         super().seed(config)
+
+
+class FedAvgFTClient(SGDClient):
+    """Client of `FedAvgFT`: trains as FedAvg's, and fine-tunes w to evaluate it. It keeps nothing.
+
+    Parameters are those of `TorchClient`.
+    """
+
+    strategy = FedAvgFT

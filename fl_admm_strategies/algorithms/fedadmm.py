@@ -68,6 +68,9 @@ class FedADMM(ConsensusMethod):
     averaged : str, optional
         Regular expression searched in the arrays' names: arrays that are trained on each client's
         loss alone and averaged over the participants, weighted by their examples, as buffers are.
+    finetune_epochs : int, optional
+        Local epochs from w on the client's own data that make the model a client uses, as in
+        `FedAvgFT`. By default a client uses w.
     **base
         The parameters of `ConsensusMethod`.
 
@@ -87,6 +90,7 @@ class FedADMM(ConsensusMethod):
     local_epochs: Count = 3
     weights: Weights = "uniform"
     averaged: Pattern | None = None
+    finetune_epochs: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -80,7 +80,7 @@ class FedAPM(FedADMM):
     max_steps : int (default: 1000)
         Steps after which the accuracy test is given up; the clients' metric ``residual`` tells.
     **base
-        The parameters of `FedADMM`.
+        The parameters of `FedADMM`, without `finetune_epochs`.
 
     Notes
     -----
@@ -107,6 +107,7 @@ class FedAPM(FedADMM):
     tolerance: Positive | None = None
     tolerance_decay: Fraction = 0.9
     max_steps: Count = 1000
+    finetune_epochs: None = field(default=None, init=False)
 
     @property
     def seeks_step_sum(self) -> bool:

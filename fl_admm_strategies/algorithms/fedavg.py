@@ -2,7 +2,8 @@
 
 McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks
 from Decentralized Data", AISTATS 2017, arXiv:1602.05629: Algorithm 1; see docs/methods/fedavg.md.
-The client is `clients.SGDClient`, or any that was written for Flower's own FedAvg.
+The client is `clients.SGDClient`, or any that was written for Flower's own FedAvg; that of
+`FedAvgFT` is `clients.FedAvgFTClient`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class FedAvg(RobustStrategy, OneModelStrategy):
     for Flower's own FedAvg will do; it may leave `lr` and `local_epochs` unread.
     """
 
-    method: ClassVar = None
+    method: ClassVar[str | None] = None
     paper: ClassVar = (
         "McMahan, Moore, Ramage, Hampson, Aguera y Arcas, AISTATS 2017, arXiv:1602.05629"
     )
@@ -72,3 +73,35 @@ class FedAvg(RobustStrategy, OneModelStrategy):
     def shared_fields(self, server_round: int) -> dict[str, Any]:
         """Return w."""
         return {"arrays": self.state.model}
+
+
+class FedAvgFT(FedAvg):
+    """FedAvg, and for each client the last global model after some epochs on the client's own data.
+
+    Parameters
+    ----------
+    finetune_epochs : int (default: 3)
+        Local epochs from w, with step size `lr`, that make the model a client uses.
+    **base
+        The parameters of `FedAvg`.
+
+    Notes
+    -----
+    Training is FedAvg's, to the bit. Clients fine-tune to be evaluated, and keep nothing:
+    ``clients.personalise`` makes the model from the global one.
+
+    Examples
+    --------
+    >>> strategy = FedAvgFT(lr=0.1, finetune_epochs=3, fraction_train=0.5)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
+    """
+
+    method: ClassVar = "FedAvgFT"
+    paper: ClassVar = "no paper: FedAvg, fine-tuned by each client"
+
+    finetune_epochs: Count = 3
+
+    @property
+    def title(self) -> str:
+        """FedAvg's name, or that of the robust rule, fine-tuned."""
+        return f"{super().title}, fine-tuned"

@@ -32,7 +32,6 @@ class PerFedAvgInstruction(Instruction):
     alpha: float
     lr: float
     local_steps: int
-    local_epochs: int
     delta: float | None
 
 
@@ -49,18 +48,16 @@ class PerFedAvg(OneModelStrategy):
 
     Parameters
     ----------
-    mode : {"hf", "fo", "finetune"} (default: "hf")
+    mode : {"hf", "fo"} (default: "hf")
         How the gradient of f_i(w - alpha grad f_i(w)) is computed: its Hessian-vector product by
-        the difference of two gradients (Per-FedAvg (HF)), or without that product (FO). "finetune"
-        is FedAvg, adapted only to be evaluated; the code of some papers calls this Per-FedAvg.
+        the difference of two gradients (Per-FedAvg (HF)), or without that product (FO). What the
+        code of some papers calls Per-FedAvg, FedAvg adapted only in the end, is `FedAvgFT`.
     alpha : float or callable (default: 0.01)
         alpha, the step size of the adaptation.
     lr : float or callable (default: 0.1)
         beta, the step size of w; the paper has 0.001.
     local_steps : int (default: 10)
         tau, steps of w in a round, each with mini-batches of its own: two for "fo", else three.
-    local_epochs : int (default: 1)
-        Of "finetune" in their place: passes over the data.
     delta : float, optional
         Half the distance of the two gradients of "hf", in lengths of g, the gradient after the
         adaptation: they are taken at w + delta g and w - delta g. By default 0.001/max(1, ||g||).
@@ -88,18 +85,17 @@ class PerFedAvg(OneModelStrategy):
     message_type: ClassVar = PerFedAvgInstruction
     upload = Upload("mean", stateless=True)
 
-    mode: Literal["hf", "fo", "finetune"] = "hf"
+    mode: Literal["hf", "fo"] = "hf"
     alpha: StepSizeOrZero = 0.01
     lr: StepSize = 0.1
     local_steps: Count = 10
-    local_epochs: Count = 1
     delta: Positive | None = None
     weights: Weights = "uniform"
 
     @property
     def title(self) -> str:
         """The method's name as its paper writes it."""
-        return "FedAvg, fine-tuned" if self.mode == "finetune" else f"Per-FedAvg ({self.mode})"
+        return f"Per-FedAvg ({self.mode})"
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

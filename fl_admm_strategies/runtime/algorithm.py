@@ -20,6 +20,8 @@ from .messages.schema import Instruction, Instructions
 from .uploads import Upload
 
 Phase = Literal["train", "evaluate"]
+FINETUNED = "finetuned"
+"""The kind of model that a client makes of the global one, to be evaluated and used there."""
 Question = TypeVar("Question", bound=Instruction | ClientInstruction)
 
 
@@ -34,6 +36,15 @@ class OnClient:
     """
 
     how: str
+
+
+@dataclass(frozen=True)
+class FineTuningEvaluation(Instruction):
+    """The global model to evaluate, as it is and after local epochs on the client's loss."""
+
+    global_: Arrays
+    lr: float
+    finetune_epochs: int
 
 
 def _no_complaints(replies: Mapping[int, Reply]) -> Mapping[int, str]:

@@ -16,7 +16,7 @@ from flwr.common import log
 
 from ..maths.blocks import Arrays
 from ..maths.checks import listing
-from .algorithm import Algorithm, OnClient
+from .algorithm import FINETUNED, Algorithm, OnClient
 from .messages.records import COLLECT, ClientInstruction, RawReply, Scalar, from_array_record
 from .messages.stamp import made_by
 from .run import Exchange, Run
@@ -27,6 +27,7 @@ FOLDER = "models"
 
 MANIFEST = "models.json"
 """Which models are in a folder."""
+FINE_TUNE = OnClient("Fine-tune the global model there: clients.personalise(...).")
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,7 +160,7 @@ def model_here(algorithm: Algorithm, kind: str, client_id: int) -> Arrays:
         raise KeyError(f"There is no client {client_id}; the run knows {listing(members.ids)}.")
     if kind not in algorithm.kinds:
         raise ValueError(f"{name} has no {kind} models, expected one of {list(algorithm.kinds)}.")
-    model = algorithm.model(kind, client_id)
+    model = FINE_TUNE if kind == FINETUNED else algorithm.model(kind, client_id)
     if isinstance(model, OnClient):
         raise RuntimeError(f"The {kind} models of {name} stay with their clients. {model.how}")
     return model
@@ -183,6 +184,8 @@ def gather(strategy: Any, collected: Mapping[int, Arrays] | None) -> Models:
     personal: dict[int, Arrays] = {}
     used = "the global one" if "global" in kinds else "its cluster's"
     absent = f"{method} has no personal models: every client's is {used}."
+    if FINETUNED in kinds:
+        absent = f"The fine-tuned models of {method} stay with their clients. {FINE_TUNE.how}"
     if "personal" in kinds:
         first = strategy.model("personal", client_ids[0])
         if not isinstance(first, OnClient):

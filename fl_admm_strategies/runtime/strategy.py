@@ -29,7 +29,7 @@ from ..maths.checks import (
 )
 from ..maths.seeds import short
 from .aggregation import MetricsAggrFn
-from .algorithm import Algorithm, OnClient
+from .algorithm import FINETUNED, Algorithm, FineTuningEvaluation, OnClient
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
 from .common.interrupts import explaining
 from .common.settings import HasSettings, as_text, parameters_of, settings_of
@@ -44,6 +44,7 @@ from .messages.records import (
     named_arrays,
     to_array_record,
 )
+from .messages.schema import Instructions
 from .messages.stamp import declared_method
 from .messages.wire import WireDtype
 from .models import Models, collect_personal, gather, model_here
@@ -164,6 +165,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.settings().get("finetune_epochs"):
+            vars(self)["kinds"] = {FINETUNED: "fine-tuned", **self.kinds}
         self.membership = Membership(self.max_missed_rounds, self.client_keys)
         sampling = Sampling(
             fraction_train=self.fraction_train,
@@ -271,6 +274,17 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     def personal_arrays(self, client_id: int) -> ArrayRecord:
         """Return the personal model of one client; see `model_arrays`."""
         return self.model_arrays("personal", client_id)
+
+    def evaluate_instructions(self, server_round: int, client_ids: Sequence[int]) -> Instructions:
+        """Return the models to evaluate on each client, or how to fine-tune the global one there.
+
+        A method with one global model has fine-tuning by the setting `finetune_epochs`, beside
+        `lr`. Its name is all that the method says.
+        """
+        if FINETUNED not in self.kinds:
+            return super().evaluate_instructions(server_round, client_ids)
+        asked = FineTuningEvaluation.of(self, server_round, global_=self.global_model())
+        return dict.fromkeys(client_ids, asked)
 
     def model_arrays(self, kind: str, client_id: int) -> ArrayRecord:
         """Return a client's model of one of the `kinds` as Flower's `ArrayRecord`.

@@ -17,7 +17,7 @@ from fl_admm_strategies.runtime.common.settings import parameters_of
 from ..data.registry import checked_options
 from ..experiments.catalogue import read_toml
 from ..experiments.loading import change, checked, explained, raw_settings
-from ..methods import completed, strategy_named
+from ..methods import strategy_named
 from ..settings.section import Section
 from ..settings.wording import unknown
 
@@ -161,12 +161,7 @@ class ComparisonPlan(Section):
 
     def lengths_of(self, alias: str) -> tuple[str, ...]:
         """Return the settings of a method that say how long a client trains in a round."""
-        method, raw = self.method_of(alias), self.raw_settings(alias, self.all_seeds[0], {})
-        settings = checked(raw, alias)
-        made = completed(settings.baselines.methods()[method], settings.algorithm).build()
-        used = set(parameters_of(type(made)))
-        if method == "perfedavg":  # the one that has both
-            used.discard("local_steps" if made.mode == "finetune" else "local_epochs")
+        used = parameters_of(strategy_named(self.method_of(alias)))
         lines = (tuple(name for name in names if name in used) for names in _LENGTHS)
         found: tuple[str, ...] = next(filter(None, lines), ())
         return tuple(name.replace("_", "-") for name in found)

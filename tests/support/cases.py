@@ -201,6 +201,7 @@ CASES = [
     ),
     form(partial(library.FedGiA, t=0.5, local_steps=3), shakes_hands=True),
     baseline(partial(library.FedAvg, lr=0.5)),
+    baseline(partial(library.FedAvgFT, lr=0.5)),
     baseline(partial(library.FedProx, mu=0.5, lr=0.5)),
     keeping(partial(library.FedDyn, alpha=0.1, **ONE_EPOCH)),
     keeping(partial(library.SCAFFOLD, lr=0.5, global_lr=0.9)),

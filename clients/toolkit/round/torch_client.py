@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_positive
+from fl_admm_strategies.runtime.algorithm import FINETUNED, FineTuningEvaluation
 from fl_admm_strategies.runtime.messages.records import STEP_SUM, parse_groups, split_groups
 
 from ..data import batches
@@ -313,18 +314,29 @@ class TorchClient(MethodClient[Asked]):
         return num_examples
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
-        """Evaluate every model of the message on the test data.
+        """Evaluate every model of the message on the test data, and what fine-tuning makes of it.
 
         Returns
         -------
         loss : float
-            Test loss of the first model.
+            Test loss of the first model; the fine-tuned one comes first.
         num_examples : int
         metrics : dict
             ``KIND-loss`` and ``KIND-METRIC`` for every kind of model.
         """
+        models = self.models(parameters, config)
+        if "finetune-epochs" in config:
+            asked = FineTuningEvaluation.decode(parameters, config)
+            self.load(asked.global_)
+            self.train_size()
+            yield Minimisation(LocalObjective(), asked.lr, asked.finetune_epochs)
+            models = {FINETUNED: self.arrays(), **models}
+        return (yield from self.evaluate_models(models))
+
+    def models(self, parameters: list[NDArray[Any]], config: Scalars) -> dict[str, Arrays]:
+        """Return the models of an evaluation's message, by kind."""
         names = self.model_arrays.names if parse_groups(config) is None else []
-        return (yield from self.evaluate_models(split_groups(parameters, config, names)))
+        return split_groups(parameters, config, names)
 
     def evaluate_models(self, models: Mapping[str, Arrays]) -> Steps[Evaluation]:
         """Evaluate models, given by kind, on the test data."""

@@ -17,10 +17,38 @@ from numpy.testing import assert_allclose
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from clients import SGDClient, client_app
-from fl_admm_strategies import FedAvg, InProcessGrid
+from clients import (
+    FedADMMClient,
+    FedAvgFTClient,
+    FedDynClient,
+    FedProxClient,
+    SGDClient,
+    client_app,
+    personalise,
+)
+from fl_admm_strategies import (
+    FedADMM,
+    FedAvg,
+    FedAvgFT,
+    FedDyn,
+    FedProx,
+    InProcessGrid,
+    StatefulStrategy,
+    StepDecay,
+)
 from fl_admm_strategies.maths.blocks import Arrays
-from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, follow, run
+from fl_admm_strategies.maths.checks import Count
+from tests.fl_admm_strategies.algorithms.quadratics import (
+    ALL,
+    A,
+    B,
+    Counting,
+    Grid,
+    N,
+    Scalar,
+    follow,
+    run,
+)
 from tests.support.federation import (
     assert_close,
     assert_same_bits,
@@ -68,6 +96,70 @@ def test_buffers_are_averaged_as_the_parameters_are() -> None:
     model = strategy.global_model()
     assert_allclose(model["seen"], [93.3333333333], atol=1e-8)
     assert (model["steps"].dtype, model["steps"]) == ("int64", 4)
+
+
+# --- Fine-tuned -----------------------------------------------------------------------------------
+
+
+def finetuned(strategy: StatefulStrategy, server_round: int) -> list[float]:
+    """Return the losses of the fine-tuned models, as the headline's mean is made of them."""
+    metrics = strategy.evaluate_metrics[server_round]
+    losses = [metrics[i]["finetuned-loss"] for i in ALL]
+    means = strategy.run.record.result.evaluate_metrics_clientapp[server_round]
+    assert means["loss"] == pytest.approx(np.average(losses, weights=N))
+    return losses
+
+
+def test_a_client_uses_the_global_model_after_epochs_of_its_own() -> None:
+    # From w of the worked example k steps of .1 leave (1 - .1 a_i)^k of w - b_i, and the loss is
+    # a_i/2 times the square. The second round's step is half as long.
+    strategy = FedAvgFT(lr=StepDecay(0.1, 0.5, 1), local_epochs=2, finetune_epochs=3)
+    w, _, _ = run(strategy, Grid(FedAvgFTClient), ALL, ALL)
+    for server_round, rate in ((1, 0.1), (2, 0.05)):
+        expected = [
+            a / 2 * ((1 - rate * a) ** 3 * (w[server_round - 1] - b)) ** 2
+            for a, b in zip(A, B, strict=True)
+        ]
+        assert_allclose(finetuned(strategy, server_round), expected, rtol=1e-12)
+    plain = strategy.evaluate_metrics[2][1]["global-loss"]
+    assert plain == pytest.approx((w[1] + 1) ** 2)  # a = 2, b = -1
+
+
+class ProxFT(FedProx):
+    finetune_epochs: Count = 3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "client"),
+    [
+        (FedADMM(finetune_epochs=3), FedADMMClient),
+        (FedDyn(finetune_epochs=3), FedDynClient),
+        (ProxFT(), FedProxClient),
+    ],
+    ids=["FedADMM", "FedDyn", "a FedProx"],
+)
+def test_any_method_with_one_global_model_has_it_by_the_setting(
+    strategy: StatefulStrategy, client: Any
+) -> None:
+    (w,) = follow(strategy, Grid(client), ALL, read=lambda: strategy.global_model()["w"].item())
+    expected = [a / 2 * ((1 - 0.1 * a) ** 3 * (w - b)) ** 2 for a, b in zip(A, B, strict=True)]
+    assert_allclose(finetuned(strategy, 1), expected, rtol=1e-12)
+
+
+def test_the_fine_tuned_model_is_that_of_personalise() -> None:
+    strategy = FedAvgFT(lr=0.1, finetune_epochs=2)
+    run(strategy, Grid(FedAvgFTClient), ALL)
+    models = strategy.models()
+    assert "personalise" in models.absent
+    assert models.global_ is not None
+    batch = (torch.zeros(10), torch.ones(10, dtype=torch.float64))
+    own = personalise(
+        Scalar(), models.global_, [batch], lambda w, b: ((w - b) ** 2).mean() / 2, lr=0.1, epochs=2
+    )
+    found = strategy.evaluate_metrics[1][0]["finetuned-loss"]
+    assert (float(own["w"].item()) - 1) ** 2 / 2 == pytest.approx(found)
+    with pytest.raises(RuntimeError, match="personalise"):
+        strategy.model_arrays("finetuned", 0)
 
 
 # --- To the bit -----------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
-from clients import PerFedAvgClient, SCAFFOLDClient, client_app
-from fl_admm_strategies import SCAFFOLD, InProcessGrid, PerFedAvg
+from clients import DittoClient, SCAFFOLDClient, client_app
+from fl_admm_strategies import SCAFFOLD, Ditto, InProcessGrid
 from tests.clients.methods.lines import line_client
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
 from tests.support.cases import NUM_CLIENTS
@@ -83,7 +83,7 @@ def test_its_first_round_is_fedavgs_to_the_bit() -> None:
 
     settings: dict[str, Any] = {"lr": 0.3, "local_epochs": 2, "seed": 2, "fraction_evaluate": 0}
     found = model(SCAFFOLD(**settings), SCAFFOLDClient)
-    plain = model(PerFedAvg(mode="finetune", weights="uniform", **settings), PerFedAvgClient)
+    plain = model(Ditto(weights="uniform", **settings), DittoClient)
     for name, array in plain.items():
         assert_array_equal(found[name].numpy(), array.numpy())
 

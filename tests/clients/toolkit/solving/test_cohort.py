@@ -319,7 +319,7 @@ TESTED: dict[str, Callable[[int], SGDClient]] = {
 class Evaluating(SGDClient):
     """Evaluates every model of a message."""
 
-    test = TorchClient.test  # type: ignore[assignment]
+    models = TorchClient.models  # type: ignore[assignment]
 
 
 def with_test(client: int, model: Any, *, loader: Any = None, **options: Any) -> SGDClient:
