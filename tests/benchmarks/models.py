@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import prod
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from simulations.data.federated import FederatedData
 
@@ -53,3 +55,69 @@ def resnet(data: FederatedData) -> nn.Module:
 
     model: nn.Module = resnet18(num_classes=10)
     return model
+
+
+def small_mlp(data: FederatedData) -> nn.Module:
+    """Return a network with one hidden layer of 64 units."""
+    size = prod(data.input_shape)
+    layers = {
+        "flat": nn.Flatten(),
+        "hidden": nn.Linear(size, 64),
+        "relu": nn.ReLU(),
+        "head": nn.Linear(64, classes_of(data)),
+    }
+    return nn.Sequential(OrderedDict(layers))
+
+
+class Recurrent(nn.Module):
+    """A GRU over windows of a sensor, sixteen moments a step, and a head on its last state."""
+
+    def __init__(self, channels: int, classes: int, hidden: int = 32) -> None:
+        super().__init__()
+        self.gru = nn.GRU(16 * channels, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        steps = windows.unflatten(2, (-1, 16)).transpose(1, 2).flatten(2)
+        return self.head(self.gru(steps)[0][:, -1])
+
+
+def gru(data: FederatedData) -> nn.Module:
+    """Return a recurrent network for UCI HAR."""
+    return Recurrent(data.input_shape[0], classes_of(data))
+
+
+class Transformer(nn.Module):
+    """One block of causal self-attention over characters, and a head on the last one."""
+
+    def __init__(self, context: int, characters: int, width: int = 32, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.embedding = nn.Embedding(characters, width)
+        self.position = nn.Parameter(0.1 * torch.randn(context, width))
+        self.before, self.between, self.after = (nn.LayerNorm(width) for _ in range(3))
+        self.attention, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, width))
+        self.head = nn.Linear(width, characters)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        x = self.embedding(characters.long()) + self.position
+        mixed = self.attention(self.before(x)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = mixed.permute(2, 0, 3, 1, 4).unbind()
+        weights = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        weights = weights.masked_fill(ahead, -torch.inf).softmax(-1)
+        x = x + self.project((weights @ value).transpose(1, 2).flatten(2))
+        x = x + self.feed(self.between(x))
+        return self.head(self.after(x[:, -1]))
+
+
+def transformer(data: FederatedData) -> nn.Module:
+    """Return a small transformer for characters."""
+    return Transformer(data.input_shape[0], classes_of(data))
+
+
+def classes_of(data: FederatedData) -> int:
+    """Return the number of classes."""
+    assert data.num_classes is not None
+    return data.num_classes
