@@ -135,8 +135,7 @@ class GridLink:
             clients = self.discovery.clients_on(node)
             if message.has_error():
                 reason = message.error.reason or "no reason given"
-                if message.error.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION:  # a client's words
-                    check_actor(reason)
+                check_actor(message.error)
                 if message.error.code == ErrorCode.MOD_FAILED_PRECONDITION:
                     reason = f"{reason} {_MODS}"
                 error = RawReply(error=brief(reason))

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from clients import DittoClient, client_app
@@ -209,8 +210,10 @@ def test_every_way_to_lose_a_ray_actor_ends_the_run(
 ) -> None:
     """On a busy machine Ray calls an actor unavailable, until it has heard that it died."""
     monkeypatch.setattr(identity, "runs_on_ray", lambda: True)
+    reason = f"<class 'ray.exceptions.{error}'>:<'The actor ...'>"
     with refused(RuntimeError, "Ray actor", "--resume", error):
-        identity.check_actor(f"<class 'ray.exceptions.{error}'>:<'The actor ...'>")
+        identity.check_actor(Error(ErrorCode.UNKNOWN, reason))
+    identity.check_actor(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason))  # a client's words
 
 
 # --- A fixed layout repeats its bits --------------------------------------------------------------

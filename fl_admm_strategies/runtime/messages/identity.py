@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import NamedTuple, TypeGuard
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
@@ -50,12 +50,15 @@ def is_simulated() -> bool:
     return IN_PROCESS.get() or bool(in_actor)
 
 
-def check_actor(reason: str) -> None:
+def check_actor(error: Error) -> None:
     """Raise RuntimeError if the reason of an error is that a Ray actor died.
 
-    Anywhere else than on Ray these are words of a client, who could end the run with them.
+    Anywhere else than on Ray, and in what a client raised, these are words of a client, who could
+    end the run with them.
     """
-    if _DEAD_ACTOR.search(reason) and runs_on_ray():
+    reason = error.reason or ""
+    is_raised = error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    if _DEAD_ACTOR.search(reason) and runs_on_ray() and not is_raised:
         raise RuntimeError(
             "A Ray actor died: its process ran out of memory, crashed or was killed. Flower does "
             "not replace it, so every later round would lose the clients that it is given. Run "
@@ -103,7 +106,7 @@ def read_identity(node: int, reply: Message) -> Identity | None:
     """Return what a node's reply to a query says; None if its app does not answer queries."""
     if reply.has_error():
         reason = reply.error.reason or "no reason given"
-        check_actor(reason)
+        check_actor(reply.error)
         if reply.error.code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION:
             trouble = f"cannot load its ClientApp: {brief(reason)}"
             return Identity([], trouble=trouble, broken=True)

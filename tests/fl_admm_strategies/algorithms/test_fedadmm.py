@@ -107,6 +107,20 @@ def test_the_weights_are_those_of_the_objective(weights: Any, limit: float) -> N
     assert_allclose(strategy.state.w, [limit], atol=1e-9)
 
 
+def test_a_resumed_run_has_the_weights_of_before() -> None:
+    def weighted() -> FedADMM:
+        return FedADMM(rho=1.0, weights="size")
+
+    grid = Grid(FedADMMClient)
+    whole, half, resumed = weighted(), weighted(), weighted()
+    follow(whole, grid, ALL, ALL)
+    follow(half, grid, ALL)
+    resumed.load_state_dict(half.state_dict())
+    start(resumed, 2, Grid(FedADMMClient))
+    assert_allclose(resumed.state.clients.column("alpha"), [1 / 6, 2 / 6, 3 / 6])
+    assert_allclose(resumed.state.w, whole.state.w, rtol=1e-14)
+
+
 # --- rho by the step sizes of a round (P9) --------------------------------------------------------
 
 

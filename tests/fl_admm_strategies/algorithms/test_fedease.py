@@ -99,6 +99,8 @@ def test_a_user_gets_what_scores_best() -> None:
 def test_what_it_refuses() -> None:
     with refused(ValueError, "initial_item_weights", "(3, 4)"):
         FedEASE().init_state({"b": np.zeros((3, 4))})
+    with refused(ValueError, "num_items", "1"):
+        initial_item_weights(1)
     other = FedEASE()
     with refused(Exception, "10", str(NUM_ITEMS)):
         other.start(InProcessGrid(client_app(client_fn), 5), initial_item_weights(10), 1)

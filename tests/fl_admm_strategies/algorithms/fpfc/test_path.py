@@ -183,6 +183,20 @@ def test_interrupted_anywhere_it_resumes_to_the_same_bits(interrupted: Sequence[
         assert_same_bits(strategy.state_dict(), expected.state_dict())
 
 
+def test_shared_arrays_go_back_with_the_pairs() -> None:
+    # "higher": the second lambda, whose loss is lower, is the worse one.
+    path = LambdaPath([0.0, 30.0], min_rounds=2, max_rounds=2, better="higher")
+    strategy, shared = along(path, clustered="weight", fraction_train=1.0), {}
+
+    def on_round(server_round: int, metrics: Any) -> None:
+        shared[server_round] = strategy.state.averaged_arrays["bias"].copy()
+
+    strategy.start(Federation(app(), NUM_CLIENTS), arrays(), 4, on_round=on_round)
+    assert strategy.diagnostics().path.chosen == 0  # taken back after round 4
+    assert not np.array_equal(shared[3], shared[2])
+    assert_array_equal(shared[4], shared[2])
+
+
 # --- Clients that come and go ---------------------------------------------------------------------
 
 

@@ -145,3 +145,19 @@ def test_whose_replies_are_wanted_is_said_until_one_was_usable() -> None:
     assert names(said[0], "client 1", "OSError: disk full", "FPFCClient")
     assert names(said[2], "client 1", "OSError: disk full")
     assert "FPFCClient" not in said[2]
+
+
+def test_only_wrong_clients_is_said_when_each_answer_came_from_one() -> None:
+    def of(method: str) -> RawReply:
+        reply = raw()
+        return replace(reply, metrics={**reply.metrics, **made_by(method)})
+
+    members = Membership()
+    members.reset([1, 2, 3], 0)
+    own = ReplyValidation(members, "FPFC")
+    found = []
+    for third in (of("FedADMM"), of("FPFC"), RawReply(error="OSError: disk full")):
+        own.sent = {client: ClientInstruction({}) for client in (1, 2, 3)}
+        accept(own, (1, of("FedADMM")), (2, of("FedADMM")), (3, third))
+        found.append(own.only_wrong_clients)
+    assert found == [True, False, False]
