@@ -271,10 +271,7 @@ def _ending_ray(how_to_go_on: Callable[[], str]) -> Iterator[None]:
 
     Flower waits in the main thread for threads that do not hear of it, until the last round.
     """
-    import ray  # noqa: F401 - brings psutil along
-
-    # isort: split
-    import psutil
+    import psutil  # here: without the extra, the sentence about it comes first
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
