@@ -102,12 +102,7 @@ class Outgoing:
         reduce, beyond = self._reduction(server_round), None
         seeds = self.sampling.client_seeds(instructions, server_round)
         wanted = [] if spec is None else list(spec)
-        of_all: dict[str, Scalar] = {
-            **config,
-            "server-round": server_round,
-            "seed": 0,
-            "version": 0,
-        }
+        of_all: dict[str, Scalar] = {**config, "server-round": server_round}
         if (method := self.algorithm.method) is not None:
             of_all |= made_by(method)
         for client, typed in sorted(instructions.items()):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from clients.methods.clustered import basis_of
 from fl_admm_strategies.maths.grouping import cut, tree
-from fl_admm_strategies.maths.subspaces import proximity
+from fl_admm_strategies.maths.subspaces import Measure, proximity
 
 X = [
     [[3, 1, 0, 1, 0, 2], [1, 2, 0, 1, 1, 0], [2, 0, 1, 0, 0, 1]],
@@ -50,6 +50,13 @@ def test_the_angles() -> None:
     assert_allclose(pairs(proximity(bases(), "smallest")), SMALLEST, atol=1e-8)
     assert_allclose(pairs(proximity(bases(), "sum")), SUM, atol=1e-8)
     assert_allclose(pairs(proximity(bases(), "entrywise-signed")), SIGNED, atol=1e-8)
+
+
+@pytest.mark.parametrize("measure", ["smallest", "sum", "entrywise", "entrywise-signed"])
+def test_a_cosine_beyond_1_by_rounding_is_an_angle_of_0(measure: Measure) -> None:
+    line = np.array([[1 + 1e-15], [0.0]])
+    assert (line.T @ line > 1).all()
+    assert_allclose(proximity([line, line], measure), 0, atol=1e-5)
 
 
 def test_only_the_signed_measure_depends_on_the_signs_of_the_vectors() -> None:

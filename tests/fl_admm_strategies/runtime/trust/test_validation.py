@@ -47,6 +47,12 @@ def test_a_good_reply_has_its_arrays_in_the_order_of_the_model() -> None:
     assert reply.metrics == {"num-examples": 5, "loss": 0.5}  # numbers only
 
 
+@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1])
+def test_a_metric_may_be_any_number_of_64_bits(value: int) -> None:
+    reply = RawReply(arrays(), {"num-examples": 5, "count": value})
+    assert check_reply(reply, SPEC).metrics["count"] == value
+
+
 def test_a_length_may_be_any_where_only_the_client_knows_it() -> None:
     spec = {"w": ((-1, 2), np.dtype(np.float32))}
     for count in (0, 1, 7):
@@ -84,6 +90,7 @@ def test_a_length_may_be_any_where_only_the_client_knows_it() -> None:
         (raw(2**53 + 1), 2**53 + 1),
         (raw(2**63), "num-examples"),
         (RawReply(arrays(), {"num-examples": 5, "loss": 2**63}), "loss"),
+        (RawReply(arrays(), {"num-examples": 5, "loss": -(2**63) - 1}), "loss"),
     ],
 )
 def test_a_reply_that_cannot_be_used_says_why(reply: RawReply, named: object) -> None:
