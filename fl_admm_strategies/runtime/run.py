@@ -105,7 +105,7 @@ class Run:
     def __post_init__(self) -> None:
         algorithm = self.algorithm
         self.record, self.resume = Record(), Resume()
-        self.divergence = DivergenceMonitor(type(algorithm).__name__)
+        self.divergence = DivergenceMonitor(algorithm)
         self.layout, self.pending = Layout(), PendingReplies()
         self.alterations: list[OnTheWay] = []  # between the bound and the noise
         self.outgoing = Outgoing(
@@ -431,7 +431,8 @@ class Run:
                     self.validation.explain(), hopeless=self.validation.only_wrong_clients
                 )
             return None
-        self.divergence.watch(server_round, accepted, self.membership.version)
+        version, num_rounds = self.membership.version, self.num_rounds or 0
+        self.divergence.watch(server_round, accepted, version, num_rounds)
         self.membership.accept(accepted, server_round)
         self.membership.asked_in_vain(sent.keys() - accepted.keys(), server_round)
         local = self.privacy.is_local

@@ -205,6 +205,27 @@ def test_the_best_model_is_kept_in_a_resumed_run_as_well(ended_after: int, tmp_p
     assert result.evaluate_metrics_serverapp[5]["counts"] == [1, 5]
 
 
+def test_a_new_run_takes_no_best_round_of_a_folders_old_one(tmp_path: Path) -> None:
+    strategy, note = Mean(), {"round": 1, "metric": "server-score", "value": -1.0}
+    (tmp_path / "best.json").write_text(json.dumps(note))
+    keep = KeepBest(strategy, tmp_path, "server-score")
+    options: Any = {"evaluate_fn": scored, "on_round": keep}
+    strategy.start(grid_of(CHEAP), CHEAP.initial_arrays(), 1, **options)
+    assert best_of(tmp_path) == (1, SCORES[1])
+
+
+def test_decisions_are_made_without_extremes_but_for_what_the_server_measured() -> None:
+    run = Mean().run
+    reported = {0: 1.0, 1: 2.0, 2: 999.0}
+    run.record.train_metrics[4] = {
+        client: {"loss": value, "own": value, "num-examples": 10.0}
+        for client, value in reported.items()
+    }
+    mean = sum(reported.values()) / 3
+    found = run.for_decisions(4, {"train-loss": mean, "train-own": 7.0, "loss": 0.5})
+    assert found == {"train-loss": 2.0, "train-own": 7.0, "loss": 0.5}
+
+
 def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
     with refused(ValueError, "mode", "most"):
         KeepBest(Mean(), tmp_path, "loss", "most")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Collection, Generator
@@ -20,7 +21,7 @@ from fl_admm_strategies.runtime.messages.changes import NOISE, NOISED, ChangedUp
 from fl_admm_strategies.runtime.messages.schema import Instruction
 from fl_admm_strategies.runtime.messages.stamp import check_instruction_maker, made_by
 from fl_admm_strategies.runtime.strategy import StatefulStrategy
-from fl_admm_strategies.runtime.trust.divergence import INITIAL_LOSS
+from fl_admm_strategies.runtime.trust.divergence import CONSTANT_LOSS, INITIAL_LOSS
 from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer
 
 from ..errors import plain_errors
@@ -54,6 +55,8 @@ class MethodClient(NumPyClient, Generic[Asked]):
     initial_loss : float or None
         f before the first step of this round, where it is known. In the first round it is reported,
         so that the strategy sees whether the run diverges.
+    constant_loss : float
+        That of a constant prediction, reported beside it; NaN where it is not known.
     """
 
     strategy: ClassVar[type[StatefulStrategy]]
@@ -65,6 +68,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
     cohort: Driver | None = None
     """What trains and evaluates several such clients together, if anything does."""
     initial_loss: float | None = None
+    constant_loss: float = math.nan
 
     def __init__(
         self, context: Context, *, state_dir: str | os.PathLike[str] | None = None, **unknown: Never
@@ -184,6 +188,8 @@ class MethodClient(NumPyClient, Generic[Asked]):
             upload, metrics = self.train(asked, config)
         if self.initial_loss is not None and config.get("version") == 0:
             metrics = metrics | {INITIAL_LOSS: self.initial_loss}
+            if math.isfinite(self.constant_loss):
+                metrics = metrics | {CONSTANT_LOSS: self.constant_loss}
         if not isinstance(upload, ChangedUpload):
             (sent, *_) = wire.split_groups(parameters, config).values()
             upload = self.changed(upload, sent, config)

@@ -243,7 +243,7 @@ class TorchClient(MethodClient[Asked]):
     def note_initial_loss(self, objective: LocalObjective) -> None:
         """Keep f before the first step of a round, from the first objective that knows it."""
         if self.initial_loss is None:
-            self.initial_loss = objective.first_loss
+            self.initial_loss, self.constant_loss = objective.first_loss, objective.constant_loss
 
     def draws(self, count: int = 1) -> Iterator[Loader]:
         """Yield what steps are taken on, without end, for methods that count these and not epochs.

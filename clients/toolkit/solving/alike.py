@@ -132,7 +132,7 @@ def _trial(problem: LocalProblem, inputs: Tensor, targets: Tensor) -> bool:
     batches = Samples(epochs, False, losses[0].dtype).batches
     stack = Stack(models[0], problem.loss_fn, found, [1, 1], lambda _: batches([None]))
     try:
-        theirs, _ = step(stack)
+        theirs, *_ = step(stack)
     except Exception:  # vmap cannot go through it
         return False
     pairs = [(found[name] - begin[name], after[name] - begin[name]) for name in begin]

@@ -244,7 +244,7 @@ def _descended(sessions: Sequence[_Session]) -> list[float]:
         return samples.batches([one.key for one in drawn])
 
     seeds = [session.problem.seed or 0 for session in ordered]
-    firsts, losses = descend(
+    firsts, losses, constants = descend(
         Stack(client.model, ordered[0].problem.loss_fn, parameters, seeds, batches),
         objective,
         lr=step.lr,
@@ -257,10 +257,10 @@ def _descended(sessions: Sequence[_Session]) -> list[float]:
         for name in objective.moving_of(ordered[0].own):
             own: list[Tensor] = [session.own[name] for session in ordered]
             torch._foreach_copy_(own, parameters[name].unbind())
-    for session, loss in zip(ordered, firsts.tolist(), strict=True):
+    for session, *noted in zip(ordered, firsts.tolist(), constants.tolist(), strict=True):
         batches_of_epoch = 1 if client.full_batch else len(session.epochs[0].sizes)
         session.step.objective.steps = step.epochs * batches_of_epoch
-        session.step.objective.note_loss(loss)
+        session.step.objective.note_loss(*noted)
     found = dict(zip(ordered, losses.tolist(), strict=True))
     return [found[session] for session in sessions]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -257,6 +258,8 @@ class LocalObjective:
         """Whether the terms were asked for; a loop that never did minimises another function."""
         self.first_loss: float | None = None
         """f before the first step, on all samples or the first batch, where the solver noted it."""
+        self.constant_loss = math.nan
+        """The same of a constant prediction."""
         self.steps = 0
         """How many steps were taken: how often its gradient was added, or its value."""
 
@@ -362,9 +365,10 @@ class LocalObjective:
             total = total + term.value(moving)
         return total
 
-    def note_loss(self, value: float) -> None:
-        """Keep f of before the first step."""
-        self.first_loss = value if self.first_loss is None else self.first_loss
+    def note_loss(self, value: float, constant: float) -> None:
+        """Keep f of before the first step, and that of a constant prediction."""
+        if self.first_loss is None:
+            self.first_loss, self.constant_loss = value, constant
 
     def complete_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
         """Turn grad f, in the parameters' ``.grad``, into that of the whole objective."""

@@ -33,6 +33,10 @@ OptimizerFn = Callable[..., torch.optim.Optimizer]
 SchedulerFn = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
+UNKNOWN = torch.tensor(torch.nan)
+"""A loss that was not measured."""
+
+
 class Batch(NamedTuple):
     """Samples: what the model is called with, their targets, and how many they are."""
 
@@ -165,6 +169,16 @@ class LocalProblem:
             return loss_of(answer), outputs
         return self.loss_fn(outputs, batch.targets), outputs
 
+    def constant_loss(self, batch: Batch, outputs: Any) -> Tensor:
+        """Return the loss of a constant prediction, the batch's mean output.
+
+        NaN of a single sample, of which every prediction is constant, and without an output.
+        """
+        if self.loss_fn is None or not isinstance(outputs, Tensor) or batch.size == 1:
+            return UNKNOWN
+        mean = outputs.detach().mean(0, keepdim=True)
+        return self.loss_fn(mean.expand_as(outputs), batch.targets).detach()
+
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean loss over a batch."""
         return self.loss_and_outputs(batch)[0]
@@ -181,7 +195,7 @@ class LocalProblem:
         """Add the full gradient to the parameters' ``.grad``; return f, and how many samples."""
         value, seen = torch.zeros(()), 0
         for batch in self.batches():
-            loss = self._loss_in_training(batch, epoch, seen) * batch.size
+            loss = self._in_training(batch, epoch, seen)[0] * batch.size
             loss.backward()  # type: ignore[no-untyped-call]
             value = value.to(loss) + loss.detach()
             seen += batch.size
@@ -207,20 +221,21 @@ class LocalProblem:
             return
         seen = 0
         for batch in self.batches():
-            loss = self._loss_in_training(batch, epoch, seen)
+            loss, outputs = self._in_training(batch, epoch, seen)
             loss.backward()  # type: ignore[no-untyped-call]
-            yield Gradient(moving, loss.detach(), batch.size)
+            constants = self.constant_loss(batch, outputs) if epoch == seen == 0 else UNKNOWN
+            yield Gradient(moving, loss.detach(), batch.size, constants)
             seen += batch.size
 
-    def _loss_in_training(self, batch: Batch, epoch: int, first: int) -> Tensor:
-        """Return the mean loss over a batch, of which the first sample has a place in an epoch."""
+    def _in_training(self, batch: Batch, epoch: int, first: int) -> tuple[Tensor, Any]:
+        """Return `loss_and_outputs` of a batch; `first` is its first sample's place in an epoch."""
         if self.seed is None or self.model in _WITHOUT_DROPOUT:
-            return self.loss(batch)
+            return self.loss_and_outputs(batch)
         with ClientCalls(bits(self.seed, epoch), first) as calls:
-            loss = self.loss(batch)
+            found = self.loss_and_outputs(batch)
         if not calls.dropouts:
             _WITHOUT_DROPOUT.add(self.model)
-        return loss
+        return found
 
 
 _WITHOUT_DROPOUT: WeakSet[nn.Module] = WeakSet()
@@ -249,11 +264,14 @@ class Gradient(NamedTuple):
         Means over the batches.
     sizes : int, or Tensor of shape (clients,)
         Samples of the batches.
+    constants : Tensor as `losses`
+        Before the first step, the losses of a constant prediction; else `UNKNOWN`.
     """
 
     moving: dict[str, Any]
     losses: Tensor
     sizes: int | Tensor
+    constants: Tensor = UNKNOWN
 
 
 @dataclass
@@ -326,7 +344,7 @@ def descend(
     optimizer_fn: OptimizerFn = torch.optim.SGD,
     scheduler_fn: SchedulerFn | None = None,
     max_grad_norm: float | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Take descent steps on f(u) + sum_k (c_k / 2 alpha) ||u - a_k||^2 from the model's parameters.
 
     The gradient of the proximal terms is added in every step: to the full gradient
@@ -353,11 +371,12 @@ def descend(
 
     Returns
     -------
-    first, last : Tensor of shape (), or (clients,)
-        f before the first step on its batch, and the mean over the last epoch of the batches' f,
-        each before its step. NaN without an epoch.
+    first, last, constant : Tensor of shape (), or (clients,)
+        f before the first step on its batch, the mean over the last epoch of the batches' f, each
+        before its step, and a constant prediction's f on the first batch, of mini-batches. NaN
+        without an epoch.
     """
-    first = last = torch.tensor(torch.nan)
+    first = last = constant = UNKNOWN
     problem.model.train()
     with problem.moving(objective) as parameters:
         optimizer: Any = sgd_of(lr, optimizer_fn, scheduler_fn)
@@ -369,13 +388,13 @@ def descend(
             if epoch and scheduler is not None:
                 scheduler.step()
             steps = enumerate(problem.gradients(parameters, epoch, full_batch))
-            for number, (moving, losses, sizes) in steps:
+            for number, (moving, losses, sizes, constants) in steps:
                 objective.complete_gradient(moving)
                 if max_grad_norm is not None:
                     _clip(moving, max_grad_norm, losses.ndim)
                 optimizer.step(moving)
                 if epoch == number == 0:
-                    first = losses
+                    first, constant = losses, constants.to(losses).expand_as(losses)
                 if epoch == epochs - 1:
                     if number == 0:
                         total, seen = torch.zeros_like(losses), torch.zeros_like(losses)
@@ -383,7 +402,7 @@ def descend(
                     rows(seen, losses).add_(sizes)
         if epochs:
             last = total / seen
-    return first, last
+    return first, last, constant
 
 
 class _Given:
@@ -399,9 +418,9 @@ class _Given:
 
 def gradient_descent(problem: LocalProblem, objective: LocalObjective, **how: Any) -> float:
     """Take the steps of `descend`, of a client alone; note its first loss and return its last."""
-    first, last = descend(problem, objective, **how)
+    first, last, constant = descend(problem, objective, **how)
     if how["epochs"]:
-        objective.note_loss(float(first))
+        objective.note_loss(float(first), float(constant))
     return float(last)
 
 

@@ -24,7 +24,7 @@ from torch.func import functional_call, vmap
 from ..data.draws import bits, orders
 from .calls import ClientCalls
 from .objective import LocalObjective
-from .solvers import Epoch, Gradient, LossFn
+from .solvers import UNKNOWN, Epoch, Gradient, LossFn
 
 
 class CannotStackError(Exception):
@@ -147,7 +147,7 @@ class Stack:
         keys, leaves = bits(self._seeds, epoch), moving
         known: dict[str, Tensor] = {}
         for batch in self._epochs(epoch):
-            clients = len(batch.sizes)
+            clients, is_first = len(batch.sizes), epoch == 0 and not known
             if not known or len(next(iter(known.values()))) != clients:
                 known = {name: stack[:clients] for name, stack in self.parameters.items()}
                 leaves = {name: known[name].detach().requires_grad_() for name in moving}
@@ -155,7 +155,12 @@ class Stack:
             outputs = self.outputs(known, batch, keys[:clients])
             losses = self.losses(outputs, batch)
             losses.sum().backward()  # type: ignore[no-untyped-call]
-            yield Gradient(leaves, losses.detach(), batch.sizes)
+            constants = UNKNOWN
+            if is_first and not full_batch:
+                means = torch.einsum("cr,cr...->c...", batch.weights, outputs.detach())
+                constants = self.losses(means.unsqueeze(1).expand_as(outputs), batch)
+                constants = constants.where(batch.sizes > 1, torch.nan)
+            yield Gradient(leaves, losses.detach(), batch.sizes, constants)
 
     def losses(self, outputs: Tensor, batch: StackBatch) -> Tensor:
         """Return the clients' mean losses, shape (clients,)."""

@@ -1,4 +1,4 @@
-"""Whether a run makes progress: rounds without a usable reply, rising losses, infinite models."""
+"""Whether a run makes progress: rounds without a usable reply, losses that rise or stand still."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from ..saving.state import is_finite
 INITIAL_LOSS, LOSS = "initial-loss", "loss"
 """What a client reports: its training loss before its first step, once, and that of a round."""
 
+CONSTANT_LOSS = "constant-loss"
+"""Reported beside the first: the loss of a constant prediction of the same samples."""
+
 PATIENCE = 3
 """Rounds in a row without any usable reply after which a run has failed."""
 
@@ -26,6 +29,14 @@ _MARGIN = 0.1
 _FAR = 9.0  # ten times the start: one such round is enough
 _HIGH = 1.0  # twice the start: where the loss stays there for a window, nothing is learned
 _WINDOW = 8  # the rounds of which losses are compared; the test below is exact to 1 % up to here
+
+# Relative changes of the loss in a run that learns, and in one that stands still.
+_FALLS = 0.003  # below the first round's: a plateau that is left later has .4 % in 9 rounds
+_LEARNS = 0.05  # below the start or the first round's: more than the noise of small batches
+_ABOVE = 0.01  # above the start, for larger steps than the model bears
+_KNOWS = 0.1  # by which a constant prediction is worse where the initial model was trained already
+_ROUNDS = 8  # rounds that are compared with their clients' first ones
+_PULLED = 0.3  # a pull times the step sizes of a round, as in the defaults; stronger ones hold
 
 
 def _rising(values: Sequence[float]) -> bool:
@@ -51,8 +62,8 @@ class DivergenceMonitor:
 
     Parameters
     ----------
-    method : str
-        The method's name.
+    algorithm : Algorithm
+        Named, with its settings, in what is said.
 
     Attributes
     ----------
@@ -62,8 +73,10 @@ class DivergenceMonitor:
         How many of the last rounds had none.
     """
 
-    def __init__(self, method: str) -> None:
-        self.advice = f"Give {method} smaller steps (lr), or a stronger pull to the common model"
+    def __init__(self, algorithm: Any) -> None:
+        self._algorithm, self._method = algorithm, type(algorithm).__name__
+        steps = f"Give {self._method} smaller steps (lr)"
+        self.advice = f"{steps}, or a stronger pull to the common model"
         self.reset()
 
     def reset(self) -> None:
@@ -76,8 +89,14 @@ class DivergenceMonitor:
         self._version = 0
         self._rises = deque([0.0], _WINDOW)  # by round; the start is 0
         self._warned = False
+        self._first_losses: dict[int, float] = {}  # of a client's first round
+        self._knowledge: list[float] = []  # by how much a constant prediction is worse initially
+        self._compared = 0  # rounds
+        self._learns = False
 
-    def watch(self, server_round: int, replies: Mapping[int, Reply], version: int) -> None:
+    def watch(
+        self, server_round: int, replies: Mapping[int, Reply], version: int, num_rounds: int = 0
+    ) -> None:
         """Count a round with usable replies, and watch the losses of their clients.
 
         It warns, once, where the training loss keeps rising above that of the clients' start.
@@ -101,13 +120,19 @@ class DivergenceMonitor:
         round 1, at the run's initial model, still counts; a later one, at a model that suited other
         clients, does not.
 
+        It also warns, once, of a run that stands still: in the first tenth of its rounds, and in
+        eight at least, the loss was never lower than in the clients' first rounds, though the
+        initial model predicts no better than a constant, and so is not the minimiser already.
+
         Parameters
         ----------
         server_round : int
         replies : mapping of int to Reply
-            Their metric ``initial-loss`` is taken out.
+            Their metrics ``initial-loss`` and ``constant-loss`` are taken out.
         version : int
             That of the membership.
+        num_rounds : int
+            Of the run; 0 where that is not known.
 
         """
         self.ever_usable, self.empty_rounds = True, 0
@@ -118,26 +143,54 @@ class DivergenceMonitor:
                 self._starts.pop(client, None)
         for client, reply in replies.items():
             first = reply.metrics.pop(INITIAL_LOSS, math.nan)
+            constant = reply.metrics.pop(CONSTANT_LOSS, math.nan)
             if math.isfinite(first) and client not in self._starts:
+                self._knowledge.append(_rise(first, constant))  # infinite where it is not said
                 self._starts[client] = max(first, self._least) if server_round > 1 else first
                 self._started_late |= {client} if server_round > 1 else set()
         if server_round == 1 and self._starts:
             self._least = median_low(self._starts.values())
+        losses = {c: reply.metrics[LOSS] for c, reply in replies.items() if LOSS in reply.metrics}
+        starts = self._starts
         known = [
-            (_rise(self._starts[client], loss), loss, self._starts[client])
-            for client, reply in replies.items()
-            if client in self._starts and (loss := reply.metrics.get(LOSS)) is not None
+            (_rise(starts[c], loss), loss, starts[c]) for c, loss in losses.items() if c in starts
         ]
         if known and not self._warned:
             rise, now, first = median_low(known)
             self._rises.append(rise)
+            text = f"the training loss is {now:.3g} at the median client"
             if not rise < _FAR or (rise > _MARGIN and _rising(self._rises)) or self._stays_high():
-                self._warned = True
-                log(
-                    WARNING,
-                    f"round {server_round}: the training loss is {now:.3g} at the median client, "
-                    f"which started from {first:.3g}: the run may diverge. {self.advice}.",
-                )
+                text = f"{text}, which started from {first:.3g}: the run may diverge. {self.advice}"
+            elif self._stands_still(losses, rise) and 10 * server_round >= num_rounds:
+                text = f"{text}, as in the first rounds: nothing is learned. {self._way_out(rise)}"
+            else:
+                return
+            self._warned = True
+            log(WARNING, f"round {server_round}: {text}.")
+
+    def _stands_still(self, losses: Mapping[int, float], rise: float) -> bool:
+        """Return whether no round's loss was below its clients' first, of an untrained model."""
+        firsts = self._first_losses
+        changes = [_rise(firsts[c], loss) for c, loss in losses.items() if c in firsts]
+        self._first_losses = {c: x for c, x in losses.items() if math.isfinite(x)} | firsts
+        if changes:
+            change, self._compared = median_low(changes), self._compared + 1
+            if min(change, rise) < -_LEARNS or (change < -_FALLS and rise < _ABOVE):
+                self._learns = True
+        still = self._compared >= _ROUNDS and not self._learns
+        return still and median(self._knowledge) < _KNOWS
+
+    def _way_out(self, rise: float) -> str:
+        """Return which setting likely keeps a run from learning, and what to make of it."""
+        numbers = {n: v for n, v in vars(self._algorithm).items() if isinstance(v, int | float)}
+        steps = numbers.get("lr", 0.0) * numbers.get("local_epochs", 1)  # at least one an epoch
+        strong = [n for n in ("rho", "lam", "mu") if numbers.get(n, 0.0) * steps >= _PULLED]
+        way = "larger steps (lr) or more local epochs"
+        if rise > _ABOVE:
+            way = "smaller steps (lr)"
+        elif strong:
+            way = f"a weaker pull to the common model (a smaller {strong[0]})"
+        return f"Give {self._method} {way}"
 
     def _stays_high(self) -> bool:
         rises = self._rises

@@ -114,6 +114,21 @@ def test_buffers_and_frozen_parameters_stay() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_the_curvature_is_that_of_the_same_batches_whatever_was_drawn_before() -> None:
+    """Of many samples it is measured on some, which a loader that shuffles draws."""
+    data = TensorDataset(torch.randn(1100, 3).exp(), torch.randn(1100, 1))
+    found = []
+    for seed in (1, 2):
+        client = FedGiAClient(context(), nn.Linear(3, 1), DataLoader(data, 50, True), nn.MSELoss())
+        torch.manual_seed(seed)
+        asked = FedGiAQuestion(
+            {name: np.zeros_like(a) for name, a in client.arrays().items()}, "diagonal"
+        )
+        _, _, metrics = client.fit(*received(asked, handshake=True))
+        found.append(metrics["curvature"])
+    assert found[0] == found[1]
+
+
 def test_a_lost_dual_fails_in_the_admm_group_and_heals_in_the_other() -> None:
     client = FedGiALinearClient(context(), tall)
     keeping: dict[str, Any] = {"gram": True, "version": 4, "server_round": 5}

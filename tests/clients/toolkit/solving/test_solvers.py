@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -106,6 +107,21 @@ def test_mini_batches_take_a_proximal_step_each() -> None:
     )
     assert model.u.item() == pytest.approx(1.84, abs=1e-14)
     assert value == pytest.approx(0.26, abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("full_batch", "size", "constant"),
+    # From u = 2 the outputs are (2, 6), their mean 4, and the loss of 4 [(4 - 1)^2 + 0] / 4.
+    [(False, 2, 2.25), (False, 1, math.nan), (True, 2, math.nan)],
+)
+def test_the_loss_of_a_constant_is_noted_before_the_first_step(
+    full_batch: bool, size: int, constant: float
+) -> None:
+    loader = DataLoader(TensorDataset(column(1, 3, 5, 9), column(1, 4, 1, 1)), size)
+    objective = LocalObjective()
+    options = {"lr": 0.1, "epochs": 2, "full_batch": full_batch}
+    gradient_descent(problem_of(Scalar(2.0), loader), objective, **options)
+    assert objective.constant_loss == pytest.approx(constant, nan_ok=True)
 
 
 @pytest.mark.parametrize("full_batch", [True, False])

@@ -91,7 +91,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_the_steps_of_a_stack_are_those_of_each_client(kind: str) -> None:
     options = {"lr": 0.1, "epochs": 3, "full_batch": False, **OPTIONS[kind]}
-    found, (firsts, lasts) = in_a_stack("cpu", **options)
+    found, (firsts, lasts, constants) = in_a_stack("cpu", **options)
     moving = options.pop("moving", None)
     for client in range(3):
         model, epoch = model_of(client), data_of(client)
@@ -102,9 +102,11 @@ def test_the_steps_of_a_stack_are_those_of_each_client(kind: str) -> None:
         problem = LocalProblem(
             model, loader, nn.CrossEntropyLoss(), split_batch, torch.device("cpu"), 7 + client
         )
-        first, last = descend(problem, objective_of(client, own, moving), **options)
+        first, last, constant = descend(problem, objective_of(client, own, moving), **options)
         torch.testing.assert_close(firsts[client], first, rtol=1e-12, atol=0)
         torch.testing.assert_close(lasts[client], last, rtol=1e-12, atol=0)
+        torch.testing.assert_close(constants[client], constant, rtol=1e-12, atol=0, equal_nan=True)
+        assert constant.isnan() == options["full_batch"]
         for name, parameter in own.items():
             torch.testing.assert_close(found[name][client], parameter, rtol=1e-11, atol=1e-13)
             moved = moving is None or name in moving
