@@ -34,7 +34,7 @@ _WINDOW = 8  # the rounds of which losses are compared; the test below is exact 
 _FALLS = 0.003  # below the first round's: a plateau that is left later has .4 % in 9 rounds
 _LEARNS = 0.05  # below the start or the first round's: more than the noise of small batches
 _ABOVE = 0.01  # above the start, for larger steps than the model bears
-_KNOWS = 0.1  # by which a constant prediction is worse where the initial model was trained already
+_KNOWS = 0.03  # by which a constant is worse, at the upper quartile, of a model that was trained
 _ROUNDS = 8  # rounds that are compared with their clients' first ones
 _PULLED = 0.3  # a pull times the step sizes of a round, as in the defaults; stronger ones hold
 
@@ -178,7 +178,8 @@ class DivergenceMonitor:
             if min(change, rise) < -_LEARNS or (change < -_FALLS and rise < _ABOVE):
                 self._learns = True
         still = self._compared >= _ROUNDS and not self._learns
-        return still and median(self._knowledge) < _KNOWS
+        knowledge = sorted(self._knowledge)
+        return still and knowledge[3 * len(knowledge) // 4] < _KNOWS
 
     def _way_out(self, rise: float) -> str:
         """Return which setting likely keeps a run from learning, and what to make of it."""
