@@ -184,6 +184,21 @@ def test_no_false_alarm_of_a_standstill(losses, options, caplog):
     assert still(losses, caplog, AVG, **options) == []
 
 
+@pytest.mark.parametrize(("trained", "warns"), [(0, True), (1, True), (2, False), (8, False)])
+def test_a_quarter_of_the_clients_knows_a_trained_model(
+    trained: int, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of one batch a constant may be as good by chance, and of a rather useless model often is."""
+    monitor = DivergenceMonitor(AVG)
+    for server_round in range(1, 10):
+        replies = {c: Reply({}, 10.0, {"loss": START}) for c in range(8)}
+        for client, reply in replies.items() if server_round == 1 else ():
+            constant = START * (1.5 if client < trained else 0.9)
+            reply.metrics |= {"initial-loss": START, "constant-loss": constant}
+        monitor.watch(server_round, replies, 0)
+    assert ("nothing is learned" in caplog.text) == warns
+
+
 def test_a_resumed_run_is_not_watched(caplog: pytest.LogCaptureFixture) -> None:
     """Its clients have reported their starts already."""
     monitor = DivergenceMonitor(AVG)
