@@ -16,7 +16,8 @@ from ..maths.schedules import StepSize
 from .shared.base import Weights
 from .shared.consensus import ConsensusMethod
 from .shared.rule import Row, Rule
-from .shared.stepsum import FIXED_PULL
+
+_LARGEST_RHO = 0.1  # of the default, where S is small (docs/methods/fedadmm-notes.md, P9)
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class FedADMM(ConsensusMethod):
     rho : float, optional
         The ADMM penalty parameter beside the plain loss: m rho, where the paper has rho beside
         f_i/m (docs/methods/fedadmm-notes.md, P3). By default 0.3 over the sum of the step sizes of
-        a client's round, the median of what clients report in their first turns (P9); until three
-        have reported, and in the paper's form, it is 0.1.
+        a client's round, the median of what clients report in their first turns, and at most 0.1
+        (P9); until three have reported, and in the paper's form, it is 0.1.
     lr : float or callable (default: 0.1)
         The clients' step size on their plain loss, as in plain training: the paper's eta over m.
     local_epochs : int (default: 3)
@@ -104,9 +105,7 @@ class FedADMM(ConsensusMethod):
     @property
     def penalty(self) -> float:
         """The rho in use."""
-        if self.rho is not None:
-            return self.rho
-        return FIXED_PULL if self.published else self.pull
+        return min(self.pull, _LARGEST_RHO) if self.rho is None else self.rho
 
     def rule_of(self, client_id: int) -> FedADMMRule:
         """Return a client's rule."""

@@ -56,4 +56,4 @@ class FedDyn(FedADMM):
     @property
     def penalty(self) -> float:
         """alpha, or what stands in its place."""
-        return self.pull if self.alpha is None else self.alpha
+        return super().penalty if self.alpha is None else self.alpha

@@ -1,4 +1,4 @@
-"""The problems of docs/results/baselines: data that no method here was made for.
+"""Data of the comparison files in docs/results/baselines and docs/results/pull.
 
 A comparison names them as ``tests.benchmarks.families:FUNCTION``.
 """
@@ -20,7 +20,7 @@ from simulations.data.federated import (
     split_sizes,
 )
 from simulations.data.har import uci_har
-from simulations.data.images import mnist_family
+from simulations.data.images import digits, mnist_family
 from simulations.data.partitioned import partitioned
 from simulations.data.tabular import qsar
 
@@ -111,3 +111,14 @@ def speakers(seed: int, root: Path, *, clients: int = 8, samples: int = 250) -> 
     return FederatedData(
         "shakespeare by speaker", parts, None, "classification", (CONTEXT,), len(number)
     )
+
+
+def digits_by_size(seed: int, root: Path, *, ratio: float = 50.0) -> FederatedData:
+    """Return digits, three classes a client, of which the first keeps 1/ratio of its samples."""
+    data = partitioned(digits, "digits", seed, root, labels_per_client=3)
+    kept = []
+    for place, client in enumerate(data.clients):
+        x, y = client.train
+        count = round(len(y) * ratio ** (place / (len(data.clients) - 1) - 1))
+        kept.append(replace(client, train=(x[:count], y[:count])))
+    return replace(data, clients=kept)

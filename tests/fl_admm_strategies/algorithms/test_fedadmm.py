@@ -124,8 +124,8 @@ def test_a_resumed_run_has_the_weights_of_before() -> None:
 # --- rho by the step sizes of a round (P9) --------------------------------------------------------
 
 
-def reporting_grid(*reported: Any) -> Grid:
-    """Return clients, all alike, that report these S_i; None: they do not."""
+def reporting_grid(*reported: Any, x: tuple[float, ...] = (), y: tuple[float, ...] = ()) -> Grid:
+    """Return clients of `scalar_grid`, all alike if left out, that report these S_i, or None."""
 
     class Reporting(FedADMMClient):
         def minimise(self, *args: Any, **given: Any) -> dict[str, Any]:
@@ -133,15 +133,16 @@ def reporting_grid(*reported: Any) -> Grid:
             found = reported[int(self.context.node_config["partition-id"])]
             return metrics | {STEP_SUM: math.nan if found is None else found}
 
-    return scalar_grid((1.0,) * len(reported), (1.0,) * len(reported), Reporting)
+    alike = (1.0,) * len(reported)
+    return scalar_grid(x or alike, y or alike, Reporting)
 
 
 def test_rho_follows_from_the_step_sizes_of_the_first_round() -> None:
-    # Two steps of .1, so S = .2 and rho = .3/.2 = 1.5. Round 1 with .1: on (u - 1)^2/2 u = .1,
+    # They say S = 6, so rho = .3/6 = .05. Round 1, two steps of .1, with .1: on (u - 1)^2/2 u = .1,
     # .1 - .1 [-.9 + .01] = .189, on (2u - 6)^2/2 u = 1.2, 1.2 - .1 [-7.2 + .12] = 1.908. Then
-    # pi = 1.5 u and w = 2 * mean u = 2.097. Round 2 at w, for client 0, with w - pi/rho = 1.908:
-    # u <- u - .1 [(u - 1) + 1.5 (u - 1.908)], 2.097, 1.95895, 1.8554125;
-    # pi = 1.5 (.189 + 1.8554125 - 2.097) = -.07888125.
+    # pi = .05 u and w = 2 * mean u = 2.097. Round 2 at w, for client 0, with w - pi/rho = 1.908:
+    # u <- u - .1 [(u - 1) + .05 (u - 1.908)], 2.097, 1.986355, 1.887327725;
+    # pi = .05 (.189 + 1.887327725 - 2.097) = -.00103361375.
     strategy = FedADMM(lr=0.1, local_epochs=2)
     seen: list[tuple[float, Any, Any]] = []
 
@@ -149,12 +150,12 @@ def test_rho_follows_from_the_step_sizes_of_the_first_round() -> None:
         rho, state = strategy.penalty, strategy.state
         seen.append((rho, rho * state.clients.column("dual")[:, 0], state.w[0]))
 
-    grid = scalar_grid()
+    grid = reporting_grid(6.0, 6.0, x=(1.0, 2.0), y=(1.0, 6.0))
     start(strategy, 2, grid, on_round=on_round)
-    assert seen[0][0] == pytest.approx(1.5, rel=1e-14)
-    assert_allclose(seen[0][1], [0.2835, 2.862], rtol=1e-14)
+    assert seen[0][0] == pytest.approx(0.05, rel=1e-14)
+    assert_allclose(seen[0][1], [0.00945, 0.0954], rtol=1e-14)
     assert seen[0][2] == pytest.approx(2.097, rel=1e-14)
-    assert seen[1][1][0] == pytest.approx(-0.07888125, rel=1e-12)
+    assert seen[1][1][0] == pytest.approx(-0.00103361375, rel=1e-12)
     asked = [
         [message.content["config"] for message in grid.phase(MessageType.TRAIN, number)]
         for number in (1, 2)
@@ -163,18 +164,24 @@ def test_rho_follows_from_the_step_sizes_of_the_first_round() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [(3.0, 3.0, 1e8), (3.0, 1e-8, 3.0), (3.0, 3.0, 3.0, math.inf, -1.0, math.nan)]
+    "said", [(6.0, 6.0, 1e8), (6.0, 1e-8, 6.0), (6.0, 6.0, 6.0, math.inf, -1.0, math.nan)]
 )
 def test_one_liar_decides_nothing(said: tuple[float, ...]) -> None:
     strategy = start(FedADMM(), 1, reporting_grid(*said))
-    assert strategy.penalty == pytest.approx(0.1)
+    assert strategy.penalty == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("said", "rho"), [(0.15, 0.1), (2.9, 0.1), (3.1, 0.3 / 3.1)])
+def test_rho_is_at_most_a_tenth_where_steps_are_small(said: float, rho: float) -> None:
+    strategy = start(FedADMM(), 1, reporting_grid(said, said, said))
+    assert strategy.penalty == pytest.approx(rho, rel=1e-14)
 
 
 def test_rho_waits_for_three_clients_and_no_dual_is_lost() -> None:
     # One of six a round. Until three have reported rho is .1 in the local steps.
     strategy = FedADMM(lr=0.1, local_epochs=2, fraction_train=1 / 6, seed=4)
     x, y = (1.0, 2.0, -1.0, 0.5, 3.0, 1.0), (1.0, 6.0, 2.0, 2.0, -1.0, 0.0)
-    grid = scalar_grid(x, y)
+    grid = reporting_grid(*[6.0] * 6, x=x, y=y)
     start(strategy, 8, grid)
     taken: list[int] = []
     for number in range(1, 9):
@@ -182,14 +189,14 @@ def test_rho_waits_for_three_clients_and_no_dual_is_lost() -> None:
         taken += strategy.train_metrics[number]
         (message,) = grid.phase(MessageType.TRAIN, number)
         rho = json.loads(message.content["config"]["rule"])["rho"]
-        assert rho == pytest.approx(0.1 if before < 3 else 1.5)
+        assert rho == pytest.approx(0.1 if before < 3 else 0.05)
     # FedDyn's identity: the sum of all pi_i/rho is that of all moves u_i - w, from the first on.
     total = strategy.state.clients.column("dual").sum(axis=0)
     assert_allclose(total, strategy.state.total, rtol=1e-12)
     assert abs(total[0]) > 0.01
 
 
-@pytest.mark.parametrize("reported", [(None,) * 4, (3.0, 3.0, None, None)])
+@pytest.mark.parametrize("reported", [(None,) * 4, (6.0, 6.0, None, None)])
 def test_without_step_sizes_rho_is_a_number(reported: tuple[float | None, ...]) -> None:
     assert start(FedADMM(), 2, reporting_grid(*reported)).penalty == 0.1
 
