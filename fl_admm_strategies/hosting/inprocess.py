@@ -156,6 +156,7 @@ class InProcessGrid(LocalGrid):
         self._lock = threading.RLock()  # of all that follows, and of the contexts
         self._closed = False
         self._last_of_node: dict[int, Future[Message]] = {}
+        self._shown: set[str] = set()  # failures, each of which is logged once
         self._running: dict[str, Worker] = {}  # by message id
         self._dropped: set[str] = set()  # messages of which no reply is wanted any more
         self._function = pack_function(partial(_run_client, client_app)) if workers else b""
@@ -299,7 +300,9 @@ class InProcessGrid(LocalGrid):
         """Commit a client's context and return its reply, or an error reply; lock held."""
         node_id = message.metadata.dst_node_id
         if isinstance(outcome, _Failure):
-            log(ERROR, f"Node {node_id}, {message.metadata.message_type!r}: {outcome.details}")
+            if outcome.details not in self._shown:
+                self._shown.add(outcome.details)
+                log(ERROR, f"Node {node_id}, {message.metadata.message_type!r}: {outcome.details}")
             reply = Message(Error(outcome.code, outcome.reason), reply_to=message)
         else:
             reply, self._contexts[node_id] = outcome

@@ -118,7 +118,7 @@ class Outgoing:
                 try:
                     groups, said = reduce(instruction.groups)
                 except OutOfRangeError as error:
-                    self.validation.refuse(server_round, client, f"it is not asked: {error}")
+                    self.validation.refuse(server_round, {client: f"it is not asked: {error}"})
                     beyond = error
                     continue
                 common |= said

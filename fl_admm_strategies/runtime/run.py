@@ -233,8 +233,7 @@ class Run:
             more, failed = self._ask(0, failed, exchange, config)
             replies = dict(sorted((replies | more).items()))
         reasons = self._complaints(replies) if replies else {}
-        for client, reason in reasons.items():
-            self.validation.refuse(0, client, reason)
+        self.validation.refuse(0, reasons)
         unusable = [c for c in replies if c in reasons or not self._may_join(0, c, replies)]
         if failed or unusable:
             self._begin_without({*failed, *unusable})
@@ -359,7 +358,7 @@ class Run:
         try:
             self.algorithm.new_client(client, replies.get(client))
         except ValueError as error:
-            self.validation.refuse(server_round, client, str(error))
+            self.validation.refuse(server_round, {client: str(error)})
             return False
         return True
 
@@ -404,22 +403,22 @@ class Run:
         algorithm, sent = self.algorithm, self.validation.sent
         self._is_open = False
         taken, lost = self.validation.accept(server_round, replies, self.upload_spec_of)
-        uploads = {}
+        uploads, unfit = {}, {}
         for client, reply in taken.items():
             try:
                 algorithm.check_reply(client, reply)
                 self.privacy.check_reply(reply)
             except ValueError as error:
-                self.validation.refuse(server_round, client, str(error))
+                unfit[client] = str(error)
             else:
                 reply.sent = sent[client]
                 uploads[client] = reply
+        self.validation.refuse(server_round, unfit)
         self.last_round = server_round
         arrived = uploads
         for alteration in (self.limit, *self.alterations, self.privacy):
             arrived, refused = alteration.apply(server_round, arrived)
-            for client, reason in refused.items():
-                self.validation.refuse(server_round, client, reason)
+            self.validation.refuse(server_round, refused)
         accepted = {client: uploads[client] for client in arrived}
         if accepted:
             self._update_state(server_round, arrived)
@@ -428,7 +427,7 @@ class Run:
             self._on_state_lost(server_round, lost)
             if not lost:
                 self.divergence.count_empty_round(
-                    self.validation.explain(), hopeless=self.validation.only_wrong_clients
+                    self.validation.explain(), hopeless=self.validation.all_failed_alike
                 )
             return None
         version, num_rounds = self.membership.version, self.num_rounds or 0
@@ -545,6 +544,7 @@ class Run:
         any_sent = bool(self.validation.sent)
         failure = self.validation.last_refusal  # that of the training says more
         accepted, lost = self.validation.accept(server_round, replies, spec=None)
+        hopeless = self.validation.explain() if self.validation.all_failed_alike else ""
         self.validation.last_refusal = failure
         self._on_state_lost(server_round, lost)
         # A client without test data says so with 0 examples; it has no say in the means.
@@ -552,6 +552,10 @@ class Run:
         if not accepted:
             if any_sent:
                 log(WARNING, "round %s: no usable evaluation", server_round)
+            if hopeless and not self.record.evaluate_metrics and not self.is_ending:
+                raise RuntimeError(
+                    f"No client could be evaluated, so the run ends. The last refusal: {hopeless}"
+                )
             return {}
         clients = {i: reply.metrics for i, reply in accepted.items()}
         self.record.evaluate_metrics[server_round] = clients

@@ -346,15 +346,12 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         return None
 
     def summary(self) -> None:
-        """Log the form of the method that runs, and its settings.
-
-        Of the settings that every strategy has only those that were changed.
-        """
-        defaults = {name: one.default for name, one in parameters_of(StatefulStrategy).items()}
+        """Log the form of the method that runs, and the settings that are not the defaults."""
+        defaults = {name: one.default for name, one in parameters_of(type(self)).items()}
         settings = {
             name: value
             for name, value in settings_of(self).items()
-            if value is not None and (name not in defaults or value != defaults[name])
+            if value != defaults[name]
             if name != "seed" or self.privacy is None  # the noise follows from it
         }
         log(INFO, f"\t└──> {type(self).__name__}: {self.form}".rstrip())
@@ -461,7 +458,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
                 "come as they are, without noise. Leave collect out."
             )
         began = time.monotonic()
-        log(INFO, f"Starting {type(self).__name__} strategy: {self.form}".rstrip())
+        log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
         arrays = named_arrays(initial_arrays)
         run = self.run

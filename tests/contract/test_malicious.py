@@ -165,24 +165,43 @@ def test_a_client_that_never_trains_leaves_and_the_others_go_on(case: Case, warn
 TWO = ArrayRecord({"w": Array(np.zeros(2))})
 
 
-@pytest.mark.parametrize(("since", "last"), [(1, 2), (3, 6)], ids=["at once", "no success"])
-def test_a_run_in_which_no_client_can_train_ends_with_the_reason(since: int, last: int) -> None:
+@pytest.mark.parametrize(("since", "alike", "last"), [(1, True, 0), (1, False, 2), (3, True, 6)])
+def test_a_run_in_which_no_client_can_train_ends_with_the_reason(
+    since: int, alike: bool, last: int
+) -> None:
     class Failing(NumPyClient):
         """A client whose training fails from a round on; so does its evaluation, otherwise."""
 
+        def __init__(self, number: object) -> None:
+            self.number = number
+
         def fit(self, parameters: Any, config: Any) -> Any:
             if config["server-round"] >= since:
-                raise OSError("no data here")
+                raise OSError("no data here" + "!" * (0 if alike else int(str(self.number))))
+            return parameters, 1, {}
+
+        def evaluate(self, parameters: Any, config: Any) -> Any:
+            raise ValueError(f"the model of {self.number} is empty")
+
+    rounds: list[int] = []
+    app = client_app(lambda context: Failing(context.node_config["partition-id"]).to_client())
+    with refused(RuntimeError, "OSError", "no data here"):  # not that the evaluation failed, too
+        Mean().start(Federation(app, 3), TWO, 6, on_round=lambda r, _: rounds.append(r))
+    assert rounds == list(range(1, last + 1))
+
+
+def test_a_run_in_which_no_client_can_be_evaluated_ends_in_its_first_round(warned: Warned) -> None:
+    class Failing(NumPyClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
             return parameters, 1, {}
 
         def evaluate(self, parameters: Any, config: Any) -> Any:
             raise ValueError("the model is empty")
 
-    rounds: list[int] = []
-    grid = Federation(client_app(lambda context: Failing().to_client()), 3)
-    with refused(RuntimeError, "OSError", "no data here"):  # not that the evaluation failed, too
-        Mean().start(grid, TWO, 6, on_round=lambda r, _: rounds.append(r))
-    assert rounds == list(range(1, last + 1))
+    app = client_app(lambda context: Failing().to_client())
+    with refused(RuntimeError, "evaluated", "[0, 1, 2]", "the model is empty", "line"):
+        Mean().start(Federation(app, 3), TWO, 6)
+    assert len(warned("refused", "the model is empty")) == 1
 
 
 # --- One peer must not end the server -------------------------------------------------------------

@@ -60,7 +60,7 @@ def failing(clients: Sequence[int], rounds: Sequence[int], value: float | None =
         if client not in clients or server_round not in rounds:
             return None
         if value is None:
-            raise OSError("the disk is full")
+            raise OSError(f"the disk of {client} is full")
         return value
 
     return spoil

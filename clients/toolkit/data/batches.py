@@ -104,18 +104,19 @@ def answer_of(model: nn.Module, inputs: Any) -> Any:
     Raises
     ------
     TypeError
-        If a dict has other keys than the model takes.
+        If the model does not take them.
     """
-    if not isinstance(inputs, Mapping):
-        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    named = dict(inputs) if isinstance(inputs, Mapping) else {}
+    plain = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
     try:
-        return model(**inputs)
+        return model(*plain, **named)
     except TypeError as error:
         try:
-            inspect.signature(model.forward).bind(**inputs)
+            inspect.signature(model.forward).bind(*plain, **named)
         except TypeError:
+            parts = ", ".join(named) or f"{len(plain)} parts"
             raise TypeError(
-                f"The model does not take a batch's {', '.join(inputs)} ({error}). Without a "
+                f"The model does not take a batch's {parts} ({error}). Without a "
                 "loss_fn it gets whole batches and returns its loss: give the client a "
                 "loss_fn(outputs, targets), or a split_batch that leaves what the model takes."
             ) from None

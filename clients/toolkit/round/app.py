@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
+from flwr.common.constant import ErrorCode
 from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.checks import check_choice, listing
@@ -21,9 +22,9 @@ from fl_admm_strategies.runtime.common.interrupts import Interrupted
 from fl_admm_strategies.runtime.messages import records as wire
 from fl_admm_strategies.runtime.messages.identity import is_simulated
 from fl_admm_strategies.runtime.messages.packing import pack_replies, unpack_instructions
-from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply, describe, owned
+from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply, owned
 
-from ..errors import plain_errors
+from ..errors import reported
 from ..solving.steps import Choice, Job
 from .mods import mods_for, through
 from .residents import Residents
@@ -153,12 +154,7 @@ def answer(
     Returns
     -------
     Message
-        The reply.
-
-    Raises
-    ------
-    ValueError
-        If the message is packed for several clients, or asks for what the client may not give.
+        The reply; where the client raises, one that says what.
 
     Examples
     --------
@@ -182,8 +178,6 @@ class _Host:
 
     Attributes
     ----------
-    mods : sequence of callable or None
-        None: the client is inside its mods.
     residents : Residents or None
         Keeps clients from message to message.
     """
@@ -192,7 +186,7 @@ class _Host:
     num_clients: int | Callable[[Context], int] | None
     cohort: Choice | Callable[[Context], Choice]
     may_collect: bool | Callable[[Context], bool]
-    mods: Sequence[Mod] | None
+    mods: Sequence[Mod]
     residents: Residents | None = None
 
     def identify(self, message: Message, context: Context) -> Message:
@@ -205,16 +199,31 @@ class _Host:
         return Message(RecordDict({wire.CONFIG: identity}), reply_to=message)
 
     def handle_one(self, message: Message, context: Context) -> Message:
-        """Have the node's only client do what a message asks for."""
-        with plain_errors():
-            client = _numpy_client(self.client_fn(context))
-            instruction = _only_instruction(message, self._may_collect(context))
-            trains = _trains(message)
-            if self.mods is not None and (used := mods_for(instruction, trains, self.mods)):
-                inside = replace(self, client_fn=lambda _: client, mods=None)
-                return through(used, message, context, inside.handle_one)
-            reply = _reply(client, instruction, trains)
-            return Message(pack_replies({None: reply}), reply_to=message)
+        """Have the node's only client do what a message asks for; what it raises is an error reply.
+
+        Raised, it would be logged with the frames of each engine that it comes through.
+        """
+        before = dict(context.state)
+        try:
+            return self._answer(message, context)
+        except Interrupted:
+            raise
+        except BaseException as error:
+            context.state = RecordDict(before)
+            failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reported(error))
+            return Message(failure, reply_to=message)
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        client, trains = _numpy_client(self.client_fn(context)), _trains(message)
+        given = _only_instruction(message, self._may_collect(context))
+
+        def innermost(seen: Message, own: Context) -> Message:
+            asked = given if seen is message else _only_instruction(seen, self._may_collect(own))
+            return Message(pack_replies({None: _reply(client, asked, trains)}), reply_to=seen)
+
+        if used := mods_for(given, trains, self.mods):
+            return through(used, message, context, innermost)
+        return innermost(message, context)
 
     def handle_several(self, message: Message, context: Context) -> Message:
         """Have the clients do what a message asks for; one that raises fails alone."""
@@ -308,7 +317,7 @@ def _failing_alone(client_id: int, replies: dict[Any, RawReply]) -> Iterator[Non
     except Interrupted:
         raise
     except BaseException as error:
-        replies[client_id] = RawReply(error=describe(error))
+        replies[client_id] = RawReply(error=reported(error))
 
 
 def _train_together(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_positive
 from fl_admm_strategies.runtime.algorithm import FINETUNED, FineTuningEvaluation
-from fl_admm_strategies.runtime.messages.records import STEP_SUM, parse_groups, split_groups
+from fl_admm_strategies.runtime.messages.records import STEP_SUM, brief, parse_groups, split_groups
 
 from ..data import batches
 from ..data.batches import Loader, SplitBatch
@@ -387,12 +387,14 @@ class TorchClient(MethodClient[Asked]):
                 if keep:
                     kept.append((outputs, batch.targets))
             values = {"loss": total / seen}
-            values |= {name: float(metric.compute()) for name, metric in running.items()}
+            values |= {name: _number(name, metric.compute()) for name, metric in running.items()}
             if keep:
                 outputs, targets = (torch.cat(parts) for parts in zip(*kept, strict=True))
                 if problem.loss_fn is not None:
                     values["loss"] = float(problem.loss_fn(outputs, targets))
-                values |= {name: float(m(outputs, targets)) for name, m in functions.items()}
+                values |= {
+                    name: _number(name, m(outputs, targets)) for name, m in functions.items()
+                }
         return {name: values[name] for name in ("loss", *self.metrics)}
 
     def minimise(self, objective: LocalObjective, *, lr: float, epochs: int) -> Scalars:
@@ -600,6 +602,17 @@ class MeanMetric:
 def rmse(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the root of the mean squared error, in the unit of the targets."""
     return ((outputs - targets) ** 2).mean().sqrt()
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a metric's value; raise ValueError unless it is a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"the metric {name!r} is {brief(repr(value))}, expected a number. Let its function "
+            "return one, such as the mean over the samples."
+        ) from None
 
 
 def to_numpy(block: Mapping[str, Tensor], prefix: str = "") -> dict[str, NDArray[Any]]:

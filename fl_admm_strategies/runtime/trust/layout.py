@@ -162,12 +162,11 @@ class Layout:
                 self.check(reply.arrays[ROLES])
             except ValueError as error:
                 del replies[client]
-                intake.refuse(0, client, str(error))
+                intake.refuse(0, {client: str(error)})
         if not replies:
             log(INFO, "No client says what it trains: floats are, less a batch norm's statistics")
             return
-        for client, reason in self.learn(replies).items():
-            intake.refuse(0, client, reason)
+        intake.refuse(0, self.learn(replies))
 
     def check(self, roles: NDArray[np.int64]) -> None:
         """Raise ValueError unless an answer can be true of these arrays."""

@@ -71,9 +71,9 @@ class ReplyValidation:
         What the clients of the present phase were sent; empty between two phases.
     last_refusal : str
         Who was refused last, and why.
-    only_wrong_clients : bool
+    all_failed_alike : bool
         Whether the last phase had several replies (or that of the only client), all of them made by
-        the wrong kind of client.
+        the wrong kind of client, or refused for one reason.
     """
 
     membership: Membership
@@ -87,7 +87,8 @@ class ReplyValidation:
         """Start a run."""
         self.sent: dict[int, ClientInstruction] = {}
         self.last_refusal = "no client was asked"
-        self.only_wrong_clients = False
+        self.all_failed_alike = False
+        self._said: dict[int, str] = {}  # by client, why it was refused last
         self._has_right_clients = False
         self._capped: set[int] = set()  # who was named
 
@@ -136,17 +137,17 @@ class ReplyValidation:
                 else:
                     accepted[client] = reply
                     self._has_right_clients = True
-        several = len(wrong) >= min(2, len(self.membership))
-        self.only_wrong_clients = several and wrong == answered
+        several = len(answered) >= min(2, len(self.membership))
+        alike = not accepted and len({*refused.values()}) == 1 and answered == self.sent.keys()
+        self.all_failed_alike = several and (wrong == answered or alike)
         refused |= {c: "no reply within the timeout" for c in self.sent if c not in answered}
         self.sent = {}
         is_new = self.membership.is_new  # such a client has nothing to lose
         lost = [
             c for c, why in sorted(refused.items()) if who_lost(why) is not None and not is_new(c)
         ]
-        for client, reason in sorted(refused.items()):
-            if client not in lost and not optional:
-                self.refuse(server_round, client, reason)
+        if not optional:
+            self.refuse(server_round, {c: why for c, why in refused.items() if c not in lost})
         accepted = dict(sorted(accepted.items()))
         return Accepted(accepted if spec is None else self._cap(server_round, accepted), lost)
 
@@ -198,22 +199,35 @@ class ReplyValidation:
         replies = {c: Reply({}, metrics[NUM_EXAMPLES], metrics) for c, metrics in clients.items()}
         return weighted_means(replies) if replies else {}
 
-    def refuse(self, server_round: int, client: int, reason: str) -> None:
-        """Say in one log line that a client's reply is not used, and why."""
-        reason = brief(reason)  # the names of arrays and metrics are a client's words, too
-        self.last_refusal = f"client {client}: {reason}"
-        log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
+    def refuse(self, server_round: int, reasons: Mapping[int, str]) -> None:
+        """Say that clients' replies are not used, and why: a line for each reason, the first time.
+
+        Parameters
+        ----------
+        server_round : int
+        reasons : mapping of int to str
+            By client.
+        """
+        alike: dict[str, list[int]] = {}
+        for client, reason in sorted(reasons.items()):
+            # The names of arrays and metrics are a client's words, too.
+            alike.setdefault(brief(reason), []).append(client)
+        for reason, clients in alike.items():
+            who = f"clients {listing(clients)}" if clients[1:] else f"client {clients[0]}"
+            self.last_refusal = f"{who}: {reason}"
+            if any(self._said.get(client) != reason for client in clients):
+                log(WARNING, "round %s: %s refused: %s", server_round, who, reason)
+            self._said |= dict.fromkeys(clients, reason)
 
     def explain(self) -> str:
         """Return why a phase had no usable reply: the last refusal.
 
         As long as no reply of the run was usable, it also names the client that the method needs.
         """
-        if self.only_wrong_clients:
-            return f"{self.last_refusal} All replies were of this kind."
-        if self.method is None or self._has_right_clients:
+        needed = "" if self.method is None else client_of(self.method)
+        if self._has_right_clients or needed in self.last_refusal:
             return self.last_refusal
-        return f"{self.last_refusal} ({self.method} needs {client_of(self.method)}.)"
+        return f"{self.last_refusal} ({self.method} needs {needed}.)"
 
 
 def check_reply(raw: RawReply, spec: Spec | None, wire_dtype: object = None) -> Reply:

@@ -203,7 +203,7 @@ def test_a_reply_that_is_of_no_use_ends_no_round(
 
 
 def test_a_run_in_which_everybody_fails_ends_with_their_error() -> None:
-    with refused(RuntimeError, "the disk is full"):
+    with refused(RuntimeError, "the disk of 2 is full"):
         run(9, spoil=failing([0, 1, 2], range(1, 99)), delay=1.0)
 
 

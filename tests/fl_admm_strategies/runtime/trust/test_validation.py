@@ -166,5 +166,5 @@ def test_only_wrong_clients_is_said_when_each_answer_came_from_one() -> None:
     for third in (of("FedADMM"), of("FPFC"), RawReply(error="OSError: disk full")):
         own.sent = {client: ClientInstruction({}) for client in (1, 2, 3)}
         accept(own, (1, of("FedADMM")), (2, of("FedADMM")), (3, third))
-        found.append(own.only_wrong_clients)
+        found.append(own.all_failed_alike)
     assert found == [True, False, False]
