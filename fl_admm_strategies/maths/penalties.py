@@ -222,6 +222,45 @@ class MCP(Checked):
         return np.where(r > self.gamma * self.lam, 1.0, np.minimum(firm, 1.0))
 
 
+@dataclass(frozen=True)
+class Rescaled:
+    """The penalty g(t/unit): `penalty`, of distances in another unit.
+
+    Attributes
+    ----------
+    penalty : Penalty
+        g.
+    unit : float
+        So much of a distance is 1.
+    """
+
+    penalty: Penalty
+    unit: float
+
+    @property
+    def lam(self) -> float:
+        """The slope at 0."""
+        return self.penalty.lam / self.unit
+
+    @property
+    def flat_from(self) -> float:
+        """The distance from which on g does not pull; only where g has one."""
+        found: float = self.unit * self.penalty.flat_from  # type: ignore[attr-defined]
+        return found
+
+    def check(self, rho: float) -> None:
+        """Raise as g does for rho in its unit."""
+        self.penalty.check(rho * self.unit**2)
+
+    def value(self, t: ArrayLike) -> Float64Array:
+        """Return g(t/unit)."""
+        return self.penalty.value(np.asarray(t) / self.unit)
+
+    def prox_scale(self, r: ArrayLike, rho: float) -> Float64Array:
+        """Return s: with theta = unit x the minimum is that of g(x) and rho unit^2."""
+        return self.penalty.prox_scale(np.asarray(r) / self.unit, rho * self.unit**2)
+
+
 def _soft_scale(r: Float64Array, threshold: float) -> Float64Array:
     """Return max(0, 1 - threshold/r), written so that r = 0 divides nothing."""
     scale: Float64Array = 1 - threshold / np.maximum(r, threshold)

@@ -33,8 +33,11 @@ def _brief(value: float | list[float]) -> str:
 @contextmanager
 def progress_bar(
     title: str, total: int, completed: int, wanted: bool | None
-) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    """Show a progress bar on standard error; yield what moves it on."""
+) -> Iterator[Callable[[int, Mapping[str, float], str], None]]:
+    """Show a progress bar on standard error; yield what moves it on.
+
+    That takes the round, its metrics, and what stands behind the main metric.
+    """
     console = Console(stderr=True)
     columns = (
         TextColumn("[bold]{task.description}"),
@@ -47,10 +50,13 @@ def progress_bar(
     with Progress(*columns, console=console, disable=hidden) as bar:
         task = bar.add_task(title, total=total, completed=completed, word="")
 
-        def advance(server_round: int, metrics: Mapping[str, float]) -> None:
-            bar.update(task, completed=server_round)
+        measured = ""
+
+        def advance(server_round: int, metrics: Mapping[str, float], note: str) -> None:
+            nonlocal measured
             name = next((key for key in metrics if key.endswith(("accuracy", "rmse"))), None)
             if name is not None:
-                bar.update(task, word=f"{brief(name)} {_brief(metrics[name])}")
+                measured = f"{brief(name)} {_brief(metrics[name])}"
+            bar.update(task, completed=server_round, word=measured + note)
 
         yield advance

@@ -219,6 +219,14 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         return ""
 
     @property
+    def stage(self) -> str:
+        """What the last round was for, in a few words, for the log and the progress bar.
+
+        Empty where all rounds are alike.
+        """
+        return ""
+
+    @property
     def model_spec(self) -> Spec:
         """Names, shapes and dtypes of a model's arrays as they travel."""
         return self.run.model_spec
@@ -492,10 +500,12 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
                 if stopping and not due:
                     metrics |= self._evaluate(grid, timeout, server_round, evaluate_config)
                 metrics |= run.record.central(server_round)
-                log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, in_short(metrics))
+                note = f" ({self.stage})" if self.stage else ""
+                line = in_short(metrics) + note
+                log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, line)
                 run.close_round(server_round, last=run.is_ending)
                 callbacks.report(server_round, metrics)
-                advance(server_round, metrics)
+                advance(server_round, metrics, note)
         if stopping:
             log(INFO, "The stop rule ended the run after round %s", run.last_round)
         run.resume.close()

@@ -98,12 +98,15 @@ class ReportContent:
         reader who has not read the paper.
     extra : mapping of str to Any
         Further fields of ``result.json``; see `as_json` for what the values may be.
+    marks : mapping of str to int
+        Rounds that ``metric.png`` marks, by what happened in them.
     """
 
     cells: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     legend: Sequence[str] = ()
     body: Sequence[str] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+    marks: Mapping[str, int] = field(default_factory=dict)
 
 
 class MethodReport:

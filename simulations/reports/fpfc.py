@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from rich.filesize import decimal
 
 from fl_admm_strategies import LambdaPath
 from fl_admm_strategies.algorithms.fpfc.diagnostics import FPFCDiagnostics
@@ -85,6 +86,10 @@ class FPFCReport(MethodReport):
         plane = run.picture("embedding.png", "the client models in two dimensions")
         plots.embedding(omega, labels, true, picture=plane)
         cost = run.numbers_sent(max(strategy.traffic))
+        search, path = found.search, found.path
+        marks = {} if search is None else {"groups found": search.last_round}
+        if path is not None and path.chosen >= 0:
+            marks["λ chosen"] = int(path.last_rounds.max())
         return ReportContent(
             cells={
                 **{title: {"cost": cost} for title in strategy.kinds.values()},
@@ -103,9 +108,10 @@ class FPFCReport(MethodReport):
                 "cost": cost,
                 "lam": found.lam,
                 "nu": found.nu,
-                "search": found.search,
-                "path": found.path,
+                "search": search,
+                "path": path,
             },
+            marks=marks,
         )
 
 
@@ -138,8 +144,16 @@ def _how_found(run: Finished, found: FPFCDiagnostics) -> list[str]:
     )
     return [
         f"Groups tried in rounds 1 to {search.last_round}, with the mean loss on held-out data: "
-        f"{tried}. The search sent {run.numbers_sent(search.last_round):,} numbers."
+        f"{tried}. {_cost_of_search(run, search.last_round)}"
     ]
+
+
+def _cost_of_search(run: Finished, last_round: int) -> str:
+    """Say what part of the run's bytes the search has sent."""
+    traffic = run.strategy.traffic.items()
+    sent = sum(sum(moved) for server_round, moved in traffic if server_round <= last_round)
+    share = sent / max(sum(sum(moved) for _, moved in traffic), 1)
+    return f"The search sent {decimal(sent)}, {share:.0%} of the run's."
 
 
 def _summary(run: Finished, at: ClusteringRow) -> str:

@@ -89,6 +89,7 @@ def curves(
     picture: Picture,
     compared: Collection[str] = (),
     levels: Mapping[str, float] | None = None,
+    marks: Mapping[str, float] | None = None,
     log: bool = False,
 ) -> None:
     """Draw lines, 1200 x 750 pixels, or higher for a long legend.
@@ -109,6 +110,8 @@ def curves(
         The lines that are there for comparison: thin and dashed.
     levels : Mapping[str, float], optional
         Values that do not move, such as published ones, by name: a grey horizontal line each.
+    marks : Mapping[str, float], optional
+        Values of x where something happened, by name: a grey vertical line each.
     log : bool
         Whether the axis of the metric is logarithmic.
     """
@@ -138,6 +141,8 @@ def curves(
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for name, value in (levels or {}).items():
         axes.axhline(value, label=name, color=GREY, linestyle=":", zorder=1)
+    for name, x in (marks or {}).items():
+        axes.axvline(x, label=name, color=GREY, linestyle="--", zorder=1)
     if log:
         axes.set_yscale("log")
     axes.set(xlabel=xlabel, ylabel=ylabel)

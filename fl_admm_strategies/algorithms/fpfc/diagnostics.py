@@ -38,7 +38,8 @@ class FPFCDiagnostics:
     theta_norms : ndarray of shape (m, m)
         ||theta_ij||: a nu in a wide gap of them separates the clusters.
     lam : float
-        lambda in use; 0 as long as it is searched for.
+        lambda in use, the slope of g at 0; 0 as long as it is searched for. Where rho follows from
+        the local steps, the given lambda times sqrt(rho).
     nu : float
         nu in use.
     search : FoundGroups or None

@@ -38,13 +38,22 @@ from ...runtime.messages.records import ClientInstruction, Reply, to_array_recor
 from ...runtime.messages.schema import Instructions
 from ...runtime.trust.limit import UploadLimit
 from ..shared.base import OwnBuffers
+from ..shared.stepsum import COLUMN, noted_step_sum
 from . import finding, recheck, together  # noqa: F401 (the stages of a search)
 from .diagnostics import FPFCDiagnostics, diagnose
 from .messages import CLUSTER_FIRST, KINDS, MEAN_DUAL, LateInstruction
 from .newcomers import FPFCNewcomers
 from .path import LambdaPath, PathProgress
 from .search import GroupSearch
-from .source import FPFCState, FusionStrategy, Messages, PenaltySource, Round, scad
+from .source import (
+    NO_FUSION,
+    FPFCState,
+    FusionStrategy,
+    Messages,
+    PenaltySource,
+    Round,
+    scad,
+)
 
 GivenPenalty = Penalty | LambdaPath | Literal["auto"]
 
@@ -60,8 +69,11 @@ class FPFC(FusionStrategy):
         lambda: `consensus_rounds` and 2 to 11 more. Then every group trains one model, and in the
         last 30 rounds pairs hold it together (docs/methods/fpfc.md, "Without a lambda").
         `LambdaPath([...])`: lambda is chosen from a grid in the run, by validation.
-    rho : float (default: 1.0)
-        rho, the ADMM penalty parameter. Smoothed SCAD needs (a - 1) rho > 1.
+    rho : float, optional
+        rho, the ADMM penalty parameter; the paper has 1. Smoothed SCAD needs (a - 1) rho > 1. By
+        default 1 with "auto". With a penalty of yours 0.3/S, S being the sum of the step sizes of a
+        client's round, and lambda is in the unit in which that rho is 1: g(sqrt(rho) t) takes the
+        place of g(t) (docs/methods/fpfc.md, "rho by the local steps").
     lr : float or callable (default: 0.1)
         alpha, the clients' step size; a callable, such as `StepDecay`, gets the round (from 1).
     local_epochs : int or callable (default: 10)
@@ -75,8 +87,8 @@ class FPFC(FusionStrategy):
         weights open). By default everything is clustered.
     nu : float, optional
         Clients whose ||theta_ij|| is at most nu, directly or through others, form a cluster
-        (Remark 2). By default 0.1 with a penalty of one's own; with "auto" clusters are the groups
-        that were found.
+        (Remark 2). By default half the distance from which on the penalty is flat, or 0.1 with a
+        rho of yours or L1; with "auto" clusters are the groups that were found.
     consensus_rounds : int (default: 20)
         With "auto": rounds in which all clients train one model, before they part.
     validation_share : float (default: 0.2)
@@ -121,14 +133,19 @@ class FPFC(FusionStrategy):
         if self.validation_share == 1:
             raise ValueError("validation_share is 1, expected less. Nothing is left to train on.")
         if isinstance(self.penalty, LambdaPath):
-            self.penalty.check(self.rho)
+            self.penalty.check(self.rho or 1.0)
         elif self.penalty == "auto" or callable(getattr(self.penalty, "prox_scale", None)):
-            self._kind_of_penalty.check(self.rho)
+            self._kind_of_penalty.check(self.rho or 1.0)
         else:
             raise TypeError(
                 f"penalty is {self.penalty!r}, expected SmoothedSCAD(lam), L1(lam), MCP(lam) or "
                 "'auto', or a LambdaPath([...])."
             )
+
+    @property
+    def seeks_step_sum(self) -> bool:
+        """Whether rho was left out, with a penalty of the user's."""
+        return self.rho is None and self.penalty != "auto"
 
     @property
     def _kind_of_penalty(self) -> Penalty:
@@ -141,6 +158,11 @@ class FPFC(FusionStrategy):
     def title(self) -> str:
         """The method's name as its paper writes it."""
         return {L1: "FPFC-l1", MCP: "FPFC-MCP"}.get(type(self._kind_of_penalty), "FPFC")
+
+    @property
+    def stage(self) -> str:
+        """How far the search for groups, or for lambda, has come."""
+        return self.state.source.stage_text
 
     @property
     def penalty_in_use(self) -> Penalty:
@@ -164,12 +186,13 @@ class FPFC(FusionStrategy):
         self.buffers = OwnBuffers(arrays, self.trained)
         source = self._source()
         omega = np.tile(self.block.vector(arrays), (self.membership.num_initial, 1))
-        clients = ClientTable(num_examples=0.0, moved_in=0, **self.buffers.column(arrays))
+        sought = {COLUMN: 0.0} if self.seeks_step_sum else {}
+        kept = {"num_examples": 0.0, "moved_in": 0, **sought, **self.buffers.column(arrays)}
         return FPFCState(
             source,
-            PairwiseStore(omega, source.penalty, self.rho),
+            PairwiseStore(omega, NO_FUSION, self.rho or 1.0),  # until the first update
             self.block.rest(arrays),
-            clients,
+            ClientTable(**kept),
         )
 
     def _source(self) -> PenaltySource:
@@ -225,6 +248,9 @@ class FPFC(FusionStrategy):
             row.num_examples = reply.num_examples
             if not are_models:
                 row.moved_in = server_round  # the upload is not omega_i
+        source = state.source
+        if self.seeks_step_sum and math.isnan(source.found.step_sum):
+            source.found.step_sum = noted_step_sum(state.clients, replies)
         if are_models:
             rows = [self.membership.row(client) for client in replies]
             omega = np.stack([self.block.vector(reply.arrays) for reply in replies.values()])
@@ -340,7 +366,7 @@ class FPFC(FusionStrategy):
         return FPFCNewcomers(
             self.models(),
             self.penalty_in_use,
-            rho=self.rho,
+            rho=self.rho_in_use,
             lr=self.lr,
             local_epochs=self.local_epochs,
             clustered=self.clustered,

@@ -175,7 +175,7 @@ class PathProgress(PenaltySource):
     @property
     def penalty(self) -> Penalty:
         """That of the present lambda."""
-        return self.path.penalty_of(self.found.stage)
+        return self.in_unit(self.path.penalty_of(self.found.stage))
 
     @property
     def is_settled(self) -> bool:
@@ -191,6 +191,13 @@ class PathProgress(PenaltySource):
     def is_searching(self) -> bool:  # type: ignore[override]
         """Whether no lambda is chosen yet."""
         return self.found.chosen < 0
+
+    @property
+    def stage_text(self) -> str:  # type: ignore[override]
+        """Which lambda is tried."""
+        place, lams = self.found.stage, self.path.lams
+        tried = f"{lams[place]:g}, {place + 1} of up to {len(lams)}"
+        return f"looking for lambda: {tried}" if self.is_searching else ""
 
     # ------------------------------------------------------------------------------------------
     # A round
@@ -256,7 +263,7 @@ class PathProgress(PenaltySource):
         state, ids, kept = self.state, self.state.clients.ids, self._kept["ids"].tolist()
         self.found.validation |= self.found.kept_validation
         state.averaged_arrays = under("shared/", self._kept)
-        saved = under("pairs/", self._kept)
+        saved = under("pairs/", self._kept) | {"rho": np.array(state.pairs.rho)}
         pairs = PairwiseStore(saved["omega"], self.penalty, state.pairs.rho)
         pairs.load_state_arrays(saved)
         gone = [row for row, client in enumerate(kept) if client not in ids]

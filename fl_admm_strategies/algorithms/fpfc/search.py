@@ -226,6 +226,13 @@ class GroupSearch(PenaltySource):
         return self.stage.is_search
 
     @property
+    def stage_text(self) -> str:  # type: ignore[override]
+        """How far the search has come."""
+        done = self.fpfc.last_round
+        of_about = f"round {done} of about {max(done, self.least_rounds)}"
+        return f"looking for groups, {of_about}" if self.is_searching else ""
+
+    @property
     def waits_for_all(self) -> bool:
         """Whether the present stage is one of all clients."""
         return self.is_searching or isinstance(self.stage, AllClients)

@@ -7,6 +7,7 @@ the uploads that are expected, what happens after a round, the penalty, nu and t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -18,11 +19,12 @@ from ...maths.blocks import Arrays, Block, Pattern, Spec
 from ...maths.checks import Count, Fraction, Positive
 from ...maths.clienttable import ClientTable
 from ...maths.pairs import PairwiseStore
-from ...maths.penalties import Penalty, SmoothedSCAD
+from ...maths.penalties import Penalty, Rescaled, SmoothedSCAD
 from ...maths.schedules import EpochSchedule, StepSize, epochs_in, rate_in
 from ...runtime.messages.records import Reply
 from ...runtime.strategy import StatefulStrategy
 from ..shared.base import OwnBuffers
+from ..shared.stepsum import pull_by
 from .messages import AnyMessage, FPFCInstruction, FPFCRule
 
 Replies = Mapping[int, Reply]
@@ -77,13 +79,25 @@ class FusionStrategy(StatefulStrategy):
     block: Block = field(init=False)  # omega_i; `init_state` sets it
     buffers: OwnBuffers = field(init=False)
 
-    rho: Positive = 1.0
+    rho: Positive | None = None
     lr: StepSize = 0.1
     local_epochs: EpochSchedule = 10
     clustered: Pattern | None = None
     nu: Positive | None = None
     consensus_rounds: Count = 20
     validation_share: Fraction = 0.2
+
+    @property
+    def seeks_step_sum(self) -> bool:
+        """Whether rho follows from S, which clients report in their first turns."""
+        return False
+
+    @property
+    def rho_in_use(self) -> float:
+        """The rho of the next messages and update."""
+        if self.rho is not None:
+            return self.rho
+        return pull_by(self.state.source.found.step_sum) if self.seeks_step_sum else 1.0
 
     def hold_out(self, client_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return by client the fields of a message that say which samples it holds out."""
@@ -198,12 +212,15 @@ class Round:
         rho : mapping of int to float, optional
             The pull of each client; by default rho.
         """
-        mean, messages = self.fpfc.state.mean, {}
+        fpfc, messages = self.fpfc, {}
+        mean, rho_of_all = fpfc.state.mean, fpfc.rho_in_use
+        wanted = fpfc.seeks_step_sum and math.isnan(fpfc.state.source.found.step_sum)
         for client in clients:
             more = dict(fields[client]) if fields else {}
             if client in zeta:
-                pull = self.fpfc.rho if rho is None else rho[client]
-                more |= {"start": self.fpfc.start_of(client), "rule": _rule(pull)}
+                pull = rho_of_all if rho is None else rho[client]
+                more |= {"start": fpfc.start_of(client), "rule": _rule(pull)}
+                more["wants_step_sum"] = wanted
                 messages[client] = self.message(kind, client, zeta[client], **more)
             else:
                 messages[client] = self.alone(client, mean, kind, **more)
@@ -214,8 +231,17 @@ def _rule(rho: float) -> str:
     return FPFCRule(True, float(rho)).text()
 
 
+@dataclass
 class Variables:
-    """Base of the dataclasses with what a source keeps: numbers, arrays, and what is by client."""
+    """Base of the dataclasses with what a source keeps: numbers, arrays, and what is by client.
+
+    Attributes
+    ----------
+    step_sum : float
+        S, the sum of the step sizes of a client's round; NaN until it is known, or not sought.
+    """
+
+    step_sum: float = field(default=math.nan, kw_only=True)
 
     def remove(self, clients: Collection[int]) -> None:
         """Forget clients."""
@@ -268,6 +294,8 @@ class PenaltySource:
     """Clients of the run that count nowhere yet: not in pairs, clusters and means."""
     is_searching: bool = False
     """Whether the penalty that the run is to end with is not known yet."""
+    stage_text: str = ""
+    """What the last round was for, where that is not to train by this penalty."""
 
     def __init__(self, fpfc: FusionStrategy, penalty: Penalty = NO_FUSION) -> None:
         self.fpfc, self._penalty = fpfc, penalty
@@ -281,7 +309,15 @@ class PenaltySource:
     @property
     def penalty(self) -> Penalty:
         """The penalty of the next update."""
-        return self._penalty
+        return self.in_unit(self._penalty)
+
+    def in_unit(self, penalty: Penalty) -> Penalty:
+        """Return a penalty of the user's, of distances in the unit in which rho is 1.
+
+        A rho of the user's leaves it as it is.
+        """
+        fpfc = self.fpfc
+        return Rescaled(penalty, fpfc.rho_in_use**-0.5) if fpfc.seeks_step_sum else penalty
 
     @property
     def lam_inside(self) -> float:
@@ -291,7 +327,10 @@ class PenaltySource:
     @property
     def nu(self) -> float:
         """The threshold of the clusters."""
-        return DEFAULT_NU if self.fpfc.nu is None else self.fpfc.nu
+        if self.fpfc.nu is not None:
+            return self.fpfc.nu
+        flat_from = getattr(self.penalty, "flat_from", None) if self.fpfc.seeks_step_sum else None
+        return DEFAULT_NU if flat_from is None else flat_from / 2
 
     @property
     def waits_for_all(self) -> bool:
@@ -323,8 +362,10 @@ class PenaltySource:
 
         Return the rows of clients whose omega_i is not what they uploaded last.
         """
-        self.state.pairs.penalty = self.penalty
-        return self.state.pairs.update(rows, omega)
+        pairs = self.state.pairs
+        pairs.rho = self.fpfc.rho_in_use
+        pairs.penalty = self.penalty
+        return pairs.update(rows, omega)
 
     def after_round(self, server_round: int, replies: Replies) -> None:
         """Take in the replies of a round; models among them are in the state already."""
@@ -352,6 +393,7 @@ class PenaltySource:
                 "`penalty` of the saved run."
             )
         self.found.load(arrays)
+        self.state.pairs.rho = self.fpfc.rho_in_use
 
 
 def scad(lam: float) -> SmoothedSCAD:

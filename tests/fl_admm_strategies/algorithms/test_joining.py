@@ -216,7 +216,7 @@ def rho_of(message: RecordDict) -> float:
 
 def test_a_client_that_joins_fpfc_first_trains_on_its_own_from_the_global_model() -> None:
     penalty = SmoothedSCAD(0.5)
-    strategy = FPFC(penalty, lr=0.2, local_epochs=2, seed=1)
+    strategy = FPFC(penalty, rho=1.0, lr=0.2, local_epochs=2, seed=1)
     models: dict[int, NDArray[Any]] = {}
     thetas: list[NDArray[Any]] = []
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_admm_strategies.maths.penalties import L1, MCP, Penalty, SmoothedSCAD
+from fl_admm_strategies.maths.penalties import L1, MCP, Penalty, Rescaled, SmoothedSCAD
 from tests.support.refusals import refused
 
 SCAD = SmoothedSCAD(lam=0.6)  # a = 3.7, xi = 1e-4: the paper's own values
@@ -22,6 +22,7 @@ CASES: list[tuple[Penalty, float]] = [
 ]
 CASES += [(L1(lam), rho) for lam in (0.3, 2.0) for rho in (0.5, 3.0)]
 CASES += [(MCP(lam), rho) for lam in (0.3, 2.0) for rho in (0.5, 3.0)]
+CASES += [(Rescaled(one, 3.0), 0.1) for one in (SCAD, L1(0.6), MCP(0.6))]
 
 
 def test_scad_values() -> None:

@@ -34,15 +34,17 @@ def test_metric_draws_every_line_and_every_level(tmp_path, figures):
         picture=Picture(tmp_path / "metric.png", "A run"),
         compared=["one global model"],
         levels={"FPFC, published": 0.8946, "LOCAL": 0.8497},
+        marks={"groups found": 2},
     )
     axes = figures[0].axes[0]
-    personal, one, *flat = [line for line in axes.get_lines() if len(line.get_xdata())]
+    personal, one, *flat, mark = [line for line in axes.get_lines() if len(line.get_xdata())]
     # By round, whatever the order they were given in; an infinite value is left out.
     np.testing.assert_array_equal(personal.get_xydata(), [[1, 0.5], [2, 0.7]])
     np.testing.assert_array_equal(one.get_xydata(), [[1, 0.4]])
     assert personal.get_linewidth() > one.get_linewidth()
     levels = {line.get_label(): line.get_ydata()[0] for line in flat}
     assert levels == {"FPFC, published": 0.8946, "LOCAL": 0.8497}
+    assert (mark.get_label(), list(mark.get_xdata())) == ("groups found", [2, 2])
     assert figures[0].get_suptitle() == "A run"
 
 

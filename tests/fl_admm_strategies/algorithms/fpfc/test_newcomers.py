@@ -42,7 +42,7 @@ def app(first: int, slopes: torch.Tensor = SLOPES, features: int = 3) -> Any:
 
 @cache
 def trained() -> FPFC:
-    strategy = FPFC(PENALTY, lr=0.1, local_epochs=5, fraction_evaluate=0.0)
+    strategy = FPFC(PENALTY, rho=1.0, lr=0.1, local_epochs=5, fraction_evaluate=0.0)
     strategy.start(Federation(app(0), OLD), arrays(), 30)
     return strategy
 

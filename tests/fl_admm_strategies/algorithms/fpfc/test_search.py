@@ -113,6 +113,14 @@ def test_the_groups_are_found_and_lambda_from_them() -> None:
     assert isinstance(strategy.penalty_in_use, SmoothedSCAD)
 
 
+def test_the_log_says_how_far_the_search_is(caplog: pytest.LogCaptureFixture) -> None:
+    run(auto(), SCORE)
+    rounds = [m for m in caplog.messages if m.startswith("[ROUND")]
+    for number, line in enumerate(rounds[:-1], start=1):
+        assert line.endswith(f" (looking for groups, round {number} of about {SCORE})")
+    assert "looking" not in rounds[-1]
+
+
 def uploads(grid: Federation, server_round: int) -> dict[int, dict[str, Any]]:
     return {
         reply.metadata.src_node_id - FIRST: from_array_record(reply.content["arrays"])
