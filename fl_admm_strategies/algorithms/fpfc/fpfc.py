@@ -187,12 +187,13 @@ class FPFC(FusionStrategy):
         source = self._source()
         omega = np.tile(self.block.vector(arrays), (self.membership.num_initial, 1))
         sought = {COLUMN: 0.0} if self.seeks_step_sum else {}
-        kept = {"num_examples": 0.0, "moved_in": 0, **sought, **self.buffers.column(arrays)}
+        buffers = self.buffers.column(arrays)
+        clients = ClientTable(num_examples=0.0, moved_in=0, **sought, **buffers)
         return FPFCState(
             source,
             PairwiseStore(omega, NO_FUSION, self.rho or 1.0),  # until the first update
             self.block.rest(arrays),
-            ClientTable(**kept),
+            clients,
         )
 
     def _source(self) -> PenaltySource:
