@@ -12,7 +12,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from ...maths.checks import listing
-from ..messages.identity import Identity, ask, read_identity
+from ..messages.identity import Identity, ask, read_identity, runs_on_ray
 from .client_keys import ClientKeys
 
 # Seconds that a phase waits for new nodes to say who they are; a later answer counts for the next.
@@ -20,6 +20,7 @@ QUERY_TIMEOUT = 10.0
 
 # Seconds after which a user who waits for clients is told again how many there are.
 _REPORT_EVERY = 10.0
+_STARTING = 5  # times the timeout, in which simulated nodes may start
 
 # Nodes that must say that their app does not answer queries until the others are not asked.
 _AGREE = 2
@@ -141,13 +142,21 @@ class Discovery:
             needed = max(at_least, len(wanted) or self.announced)
             if found >= needed and not missing and not silent:
                 return
-            if wait.is_over:
+            # Simulated nodes answer as soon as their processes have imported all they need.
+            starting = runs_on_ray() and not self._identities
+            if wait.is_over(_STARTING if starting else 1):
                 if found >= at_least and (allow_missing or not missing):
                     self._warn_of_missing(found, 0 if wanted else needed, silent)
                     return
                 absent = unheard = ""
                 if missing:
                     absent = f" The saved run's clients {listing(missing)} are missing."
+                if silent and not self._identities:
+                    raise TimeoutError(
+                        f"Waited {timeout:g} s: none of {len(silent)} connected nodes has said "
+                        "which clients it hosts. Where their processes are still starting, raise "
+                        "node_timeout; else look into the nodes' own logs."
+                    )
                 if silent:
                     unheard = f" Nodes {listing(silent)} did not say which clients they host."
                 raise TimeoutError(
@@ -158,7 +167,7 @@ class Discovery:
                     "SuperNodes, or lower min_available_nodes, or raise node_timeout."
                     f"{unheard}{self._trouble}"
                 )
-            wait.go_on(found, needed)
+            wait.go_on(found, needed, starting=bool(silent) and not self._identities)
 
     def _warn_of_missing(self, found: int, needed: int, silent: Sequence[int]) -> None:
         """Say without whom a run begins, of so many that most nodes say there are."""
@@ -226,7 +235,7 @@ class Discovery:
             found = len(self.connected)
             if found >= at_least:
                 return moved
-            if wait.is_over:
+            if wait.is_over():
                 raise TimeoutError(
                     f"Waited {timeout:g} s: {found} of the run's {len(self.node_of)} clients are "
                     f"connected, the strategy needs {at_least}. Start the missing SuperNodes, or "
@@ -342,18 +351,17 @@ class Wait:
     """Some seconds in which a user hears now and then what is being waited for."""
 
     def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._ends_at = time.monotonic() + timeout
-        self._next_report = time.monotonic() + _REPORT_EVERY
+        self._timeout, self._began = timeout, time.monotonic()
+        self._next_report = self._began + _REPORT_EVERY
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the seconds have passed."""
-        return time.monotonic() >= self._ends_at
+    def is_over(self, times: int = 1) -> bool:
+        """Return whether so many times the seconds have passed."""
+        return time.monotonic() >= self._began + times * self._timeout
 
-    def go_on(self, found: int, needed: int) -> None:
+    def go_on(self, found: int, needed: int, *, starting: bool = False) -> None:
         """Sleep a little; now and then say how many clients there are."""
         if time.monotonic() >= self._next_report:
             self._next_report += _REPORT_EVERY
-            log(INFO, "waiting for clients: %s of %s connected", found, needed)
+            why = ": the nodes have not answered yet" if starting else ""
+            log(INFO, "waiting for clients: %s of %s connected%s", found, needed, why)
         time.sleep(min(0.1, self._timeout))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pytest
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -126,3 +128,22 @@ def test_an_error_of_the_superlink_names_the_client(warned: Warned) -> None:
     strategy.start(SuperLinkGrid(fpfc_app(), 3), initial_arrays(), 3)
     assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2]}
     assert len(warned()) == len(warned("round 2", "client 1", "Node Unavailable")) == 1
+
+
+class Slow(InProcessGrid):
+    """A grid whose nodes answer half a second after the first has been asked."""
+
+    began = 0.0
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        self.began = self.began or time.monotonic()
+        return super().pull_messages(message_ids) if time.monotonic() > self.began + 0.5 else []
+
+
+def test_simulated_nodes_may_start_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    with refused(TimeoutError, "none of 3 connected nodes", "starting", "node_timeout"):
+        fpfc(node_timeout=0.2).start(Slow(fpfc_app(), 3), initial_arrays(), 1)
+    monkeypatch.setattr(discovery, "runs_on_ray", lambda: True)
+    strategy = fpfc(node_timeout=0.2)
+    strategy.start(Slow(fpfc_app(), 3), initial_arrays(), 1)
+    assert trained(strategy) == {1: [0, 1, 2]}
