@@ -34,7 +34,7 @@ _WINDOW = 8  # the rounds of which losses are compared; the test below is exact 
 _FALLS = 0.003  # below the first round's: a plateau that is left later has .4 % in 9 rounds
 _LEARNS = 0.05  # below the start or the first round's: more than the noise of small batches
 _ABOVE = 0.01  # above the start, for larger steps than the model bears
-_KNOWS = 0.03  # by which a constant is worse, at the upper quartile, of a model that was trained
+_KNOWS = 0.05  # by which a constant is worse, at one client at least, of a trained model
 _ROUNDS = 8  # rounds that are compared with their clients' first ones
 _PULLED = 0.3  # a pull times the step sizes of a round, as in the defaults; stronger ones hold
 
@@ -90,7 +90,7 @@ class DivergenceMonitor:
         self._rises = deque([0.0], _WINDOW)  # by round; the start is 0
         self._warned = False
         self._first_losses: dict[int, float] = {}  # of a client's first round
-        self._knowledge: list[float] = []  # by how much a constant prediction is worse initially
+        self._knowledge = -math.inf  # by how much a constant prediction is worse initially, at most
         self._compared = 0  # rounds
         self._learns = False
 
@@ -145,7 +145,8 @@ class DivergenceMonitor:
             first = reply.metrics.pop(INITIAL_LOSS, math.nan)
             constant = reply.metrics.pop(CONSTANT_LOSS, math.nan)
             if math.isfinite(first) and client not in self._starts:
-                self._knowledge.append(_rise(first, constant))  # infinite where it is not said
+                if math.isfinite(constant):
+                    self._knowledge = max(self._knowledge, _rise(first, constant))
                 self._starts[client] = max(first, self._least) if server_round > 1 else first
                 self._started_late |= {client} if server_round > 1 else set()
         if server_round == 1 and self._starts:
@@ -178,8 +179,7 @@ class DivergenceMonitor:
             if min(change, rise) < -_LEARNS or (change < -_FALLS and rise < _ABOVE):
                 self._learns = True
         still = self._compared >= _ROUNDS and not self._learns
-        knowledge = sorted(self._knowledge)
-        return still and knowledge[3 * len(knowledge) // 4] < _KNOWS
+        return still and -math.inf < self._knowledge < _KNOWS
 
     def _way_out(self, rise: float) -> str:
         """Return which setting likely keeps a run from learning, and what to make of it."""

@@ -248,8 +248,9 @@ def test_the_weight_of_a_joining_client_by_size() -> None:
     assert_allclose(
         strategy.state.clients.column("alpha"), np.array([10, 11, 12, 14]) / 35, rtol=1e-15
     )
-    rule = json.loads(str(sent_to_joining(grid, 3).config_records["config"]["rule"]))
-    assert rule["share"] == 12 / 35 * 3  # m alpha_i
+    config = sent_to_joining(grid, 3).config_records["config"]
+    assert json.loads(str(config["rule"]))["share"] == 12 / 35 * 3  # m alpha_i
+    assert config["version"] == 0  # nothing of it was accepted
     assert strategy.traffic[3].down > strategy.traffic[2].down
 
 

@@ -59,6 +59,21 @@ def test_wrong_groups_are_mended(wrong: str, monkeypatch: pytest.MonkeyPatch) ->
         assert len(np.unique(pairs.omega[members], axis=0)) == 1
 
 
+def test_a_client_without_a_probe_stays_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that came later, and was placed by what it measured."""
+    choose(monkeypatch, TRUTH)
+    begin = recheck.Reprobe.begin_round
+
+    def without_one(self: Any, now: Any) -> Any:
+        self.found.probes.pop(5, None)
+        return begin(self, now)
+
+    monkeypatch.setattr(recheck.Reprobe, "begin_round", without_one)
+    strategy = auto()
+    run(strategy, JUDGE)
+    assert strategy.clusters().tolist() == TRUTH
+
+
 @pytest.mark.slow
 def test_it_is_done_again_while_it_changes_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     choose(monkeypatch, WRONG["merged"])
