@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from logging import ERROR
 from pathlib import Path
 
 from flwr.common import log
 
 import fl_admm_strategies
-from fl_admm_strategies.runtime.common.interrupts import Interrupted
 from fl_admm_strategies.runtime.messages.records import describe
 
 _HOUSE = Path(fl_admm_strategies.__file__).parents[1]
@@ -47,38 +44,3 @@ def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 def _is_users(frame: traceback.FrameSummary) -> bool:
     return not frame.filename.startswith(("<", *_NOT_USERS))
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Raise `RuntimeError` in place of what would end more than a client.
-
-    ``SystemExit`` ends a Ray actor, ``KeyboardInterrupt`` and ``GeneratorExit`` what waits for it,
-    and an error with a ``__str__`` that raises what shows it.
-    """
-    try:
-        yield
-    except Interrupted:
-        raise
-    except BaseException as error:
-        if (plain := as_plain(error)) is error:
-            raise
-        raise plain from None
-
-
-def as_plain(error: BaseException) -> Exception:
-    """Return what `plain_errors` raises in place of an error: mostly the error itself."""
-    if isinstance(error, Exception) and _has_text(error):
-        return error
-    # Without the error, whose notes and the like may raise where it is shown.
-    return RuntimeError(describe(error))
-
-
-def _has_text(error: Exception) -> bool:
-    try:
-        str(error), repr(error), traceback.format_exception_only(error)
-        return True
-    except Interrupted:
-        raise
-    except BaseException:
-        return False

@@ -24,7 +24,6 @@ from fl_admm_strategies.runtime.strategy import StatefulStrategy
 from fl_admm_strategies.runtime.trust.divergence import CONSTANT_LOSS, INITIAL_LOSS
 from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer
 
-from ..errors import plain_errors
 from ..solving.steps import Driver, Evaluation, MethodSteps, Reply, Scalars, Steps, take_steps
 from .memory import Memory
 
@@ -138,7 +137,6 @@ class MethodClient(NumPyClient, Generic[Asked]):
     def train_size(self) -> int:
         """Return n_i, the number of training examples; raise ValueError if there are none."""
 
-    @plain_errors()
     def fit(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
         """Take part in a round: `run_round`, one step after another.
 
@@ -197,7 +195,6 @@ class MethodClient(NumPyClient, Generic[Asked]):
             metrics = metrics | {NOISED: 1}
         return list(upload.values()), num_examples, metrics | self.stamp()
 
-    @plain_errors()
     def evaluate(self, parameters: list[NDArray[Any]], config: Scalars) -> Evaluation:
         """Evaluate the models of a message: `test`.
 

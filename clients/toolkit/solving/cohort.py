@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
-from ..errors import as_plain
 from ..models.arrays import to_read
 from .alike import can_stack, signature, stack_of
 from .objective import LocalObjective
@@ -146,7 +145,7 @@ class _Session:
         except Interrupted:
             raise
         except BaseException as error:
-            self.outcome = as_plain(error)
+            self.outcome = error
 
     @cached_property
     def own(self) -> dict[str, nn.Parameter]:
