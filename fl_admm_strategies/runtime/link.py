@@ -15,7 +15,6 @@ from .members.discovery import Discovery
 from .messages.identity import check_actor
 from .messages.packing import Known, pack_instructions, unpack_replies
 from .messages.records import (
-    MOD_REFUSED,
     NOT_CONNECTED,
     ClientInstruction,
     ClientReply,
@@ -25,7 +24,7 @@ from .messages.records import (
 
 _MODS = (
     "Give mods not to the handler, but to client_app(client_fn, mods=[...]) or answer(client, "
-    f"message, mods=[...], context=context), which keep questions from them. [{MOD_REFUSED}]"
+    "message, mods=[...], context=context), which keep questions from them."
 )
 
 

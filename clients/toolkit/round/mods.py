@@ -23,13 +23,6 @@ CLIPPING_NORM = "clipping_norm"
 """The setting by which Flower's client-side wrappers ask clients to clip."""
 
 
-class ModRefusedError(ValueError):
-    """A mod refused a message, or a message asks for a mod that is not there."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason} [{wire.MOD_REFUSED}]")
-
-
 def mods_for(instruction: ClientInstruction, trains: bool, mods: Sequence[Mod]) -> Sequence[Mod]:
     """Return the mods that a message passes.
 
@@ -38,13 +31,13 @@ def mods_for(instruction: ClientInstruction, trains: bool, mods: Sequence[Mod]) 
 
     Raises
     ------
-    ModRefusedError
+    ValueError
         If the server asks for clipping and there is no mod, or for arrays that no mod clips.
     """
     config, names = instruction.config, instruction.upload_names()
     if config.get("handshake") or config.get(wire.COLLECT):
         if names and NAMES not in config and any(map(_is_for_uploads, mods)):
-            raise ModRefusedError(
+            raise ValueError(
                 f"Before round 1 the method asks for {', '.join(names)}, which is made of the "
                 "client's data, and no mod clips it or adds noise. Take a method that asks for no "
                 "arrays, or leave the mod out (docs/composition.md)."
@@ -53,7 +46,7 @@ def mods_for(instruction: ClientInstruction, trains: bool, mods: Sequence[Mod]) 
     if not trains:
         return [mod for mod in mods if not _is_for_uploads(mod)]
     if not mods and CLIPPING_NORM in config:
-        raise ModRefusedError(
+        raise ValueError(
             f"The server asks for uploads clipped to {config[CLIPPING_NORM]!r}, and this "
             "client has no mod that does it. Give client_app, or answer, "
             "mods=[fixedclipping_mod], or mods=[adaptiveclipping_mod] where the strategy is "
@@ -67,7 +60,7 @@ def through(mods: Sequence[Mod], message: Message, context: Context, answer: Ans
 
     Raises
     ------
-    ModRefusedError
+    ValueError
         If a mod refuses the message or the reply.
     """
     uploaded: dict[str, bytes] = {}
@@ -82,7 +75,7 @@ def through(mods: Sequence[Mod], message: Message, context: Context, answer: Ans
         call = partial(_call, mod, call)
     reply = call(message, context)
     if reply.has_error():
-        raise ModRefusedError(
+        raise ValueError(
             f"A mod refused the message: {reply.error.reason} Flower's mods take messages with one "
             "group of arrays. docs/composition.md says which methods go with which mods."
         )

@@ -42,8 +42,6 @@ COLLECT = "collect"
 """The setting of a training message that asks for the client's personal model and nothing else."""
 STATE_LOST = "state-lost"
 """In the error of a client that does not hold what the server takes it to hold, before its id."""
-MOD_REFUSED = "a mod refused"
-"""In the error of a client with mods that cannot do what the method or its server wants."""
 ALTERED = "upload-altered"
 """The metric of a reply by which a client says that its mods have changed the upload."""
 OF_RUN = frozenset({"run", "durable"})

@@ -14,10 +14,6 @@ from .records import ARRAYS, brief, parse_groups
 _PREFIX = "made-by."
 
 
-class WrongMakerError(ValueError):
-    """A message was made by something else than what can be used here."""
-
-
 def made_by(method: str) -> dict[str, int]:
     """Return the stamp of a method, which a client of one's own puts among its metrics.
 
@@ -76,7 +72,7 @@ def check_reply_maker(metrics: Mapping[str, Any], method: str | None) -> None:
 
     Raises
     ------
-    WrongMakerError
+    ValueError
         If it is not; the message says which client is expected, and what to change.
     """
     found = makers_of(metrics)
@@ -84,11 +80,11 @@ def check_reply_maker(metrics: Mapping[str, Any], method: str | None) -> None:
         return
     if found:
         others = brief(" and ".join(found))
-        raise WrongMakerError(
+        raise ValueError(
             f"its reply was made by a client of {others}, expected {client_of(method)}: use "
             f"{client_of(method)} for the clients, or the strategy {others}."
         )
-    raise WrongMakerError(
+    raise ValueError(
         "its reply does not say which method made it, like those of a plain client of FedAvg, "
         f"which ignores what {method} asks for; expected {client_of(method)}. Use that for the "
         f"clients; a client of your own for {method} adds made_by({method!r}) to the metrics "
@@ -110,7 +106,7 @@ def check_instruction_maker(config: Mapping[str, Any], client: str, strategy: An
 
     Raises
     ------
-    WrongMakerError
+    ValueError
         If it is not; the message says which strategy the client belongs to.
     """
     method, name = getattr(strategy, "method", None), strategy.__name__
@@ -118,13 +114,13 @@ def check_instruction_maker(config: Mapping[str, Any], client: str, strategy: An
     if method in found:
         return
     if found:
-        raise WrongMakerError(
+        raise ValueError(
             f"{client} is the client of the strategy {name}, but the message is from "
             f"{' and '.join(found)}: use {' or '.join(map(client_of, found))} for the clients, or "
             f"{name} for the strategy."
         )
     if method is not None and ARRAYS in (parse_groups(config) or [ARRAYS]):  # as FedAvg has it
-        raise WrongMakerError(
+        raise ValueError(
             f"{client} is the client of the strategy {name}, but the message is from another, "
             f"such as Flower's FedAvg: use {name} for the strategy, or SGDClient (or a client of "
             "your own) for the clients of FedAvg."

@@ -15,7 +15,6 @@ from ...maths.checks import listing
 from ..members.membership import Membership
 from ..messages.records import (
     ALTERED,
-    MOD_REFUSED,
     NUM_EXAMPLES,
     ClientInstruction,
     ClientReply,
@@ -25,7 +24,7 @@ from ..messages.records import (
     brief,
     who_lost,
 )
-from ..messages.stamp import WrongMakerError, check_reply_maker, client_of, is_stamp
+from ..messages.stamp import check_reply_maker, client_of, is_stamp
 from ..messages.wire import WIRE_DTYPE
 from ..uploads import Upload
 from .means import MOST, most_examples, weighted_means
@@ -72,8 +71,7 @@ class ReplyValidation:
     last_refusal : str
         Who was refused last, and why.
     all_failed_alike : bool
-        Whether the last phase had several replies (or that of the only client), all of them made by
-        the wrong kind of client, or refused for one reason.
+        Whether all clients of the last phase, several or the only one, were refused for one reason.
     """
 
     membership: Membership
@@ -117,7 +115,6 @@ class ReplyValidation:
         accepted: dict[int, Reply] = {}
         refused: dict[int, str] = {}
         answered: set[int] = set()
-        wrong: set[int] = set()
         for client, raw in replies:
             if client is None or client not in self.sent:
                 who = "an unknown sender" if client is None else f"client {client}"
@@ -133,13 +130,11 @@ class ReplyValidation:
                     reply = self._checked(client, raw, spec)
                 except ValueError as error:
                     refused[client] = str(error)
-                    wrong |= {client} if isinstance(error, WrongMakerError) else set()
                 else:
                     accepted[client] = reply
                     self._has_right_clients = True
-        several = len(answered) >= min(2, len(self.membership))
         alike = not accepted and len({*refused.values()}) == 1 and answered == self.sent.keys()
-        self.all_failed_alike = several and (wrong == answered or alike)
+        self.all_failed_alike = alike and len(answered) >= min(2, len(self.membership))
         refused |= {c: "no reply within the timeout" for c in self.sent if c not in answered}
         self.sent = {}
         is_new = self.membership.is_new  # such a client has nothing to lose
@@ -169,15 +164,13 @@ class ReplyValidation:
     def _checked(
         self, client: int, raw: RawReply, spec: Spec | Callable[[int], Spec] | None
     ) -> Reply:
-        if raw.error is not None and MOD_REFUSED in raw.error:
-            raise WrongMakerError(f"it failed: {raw.error}")
         if raw.error is None or raw.metrics:
             check_reply_maker(raw.metrics, self.method)
         wire_dtype = self.sent[client].config.get(WIRE_DTYPE)
         wanted = spec(client) if callable(spec) else spec
         reply = check_reply(raw, wanted, wire_dtype)
         if reply.altered and not self.upload.goes_with("mods"):
-            raise WrongMakerError(
+            raise ValueError(
                 f"its upload was changed by a mod of the client, and {self.upload.because()}"
             )
         return reply
