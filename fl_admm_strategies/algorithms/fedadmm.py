@@ -17,7 +17,7 @@ from .shared.base import Weights
 from .shared.consensus import ConsensusMethod
 from .shared.rule import Row, Rule
 
-_LARGEST_RHO = 0.1  # of the default, where S is small (docs/methods/fedadmm-notes.md, P9)
+_LARGEST_RHO = 0.2  # of the default, where S is small (docs/methods/fedadmm-notes.md, P9)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class FedADMM(ConsensusMethod):
     rho : float, optional
         The ADMM penalty parameter beside the plain loss: m rho, where the paper has rho beside
         f_i/m (docs/methods/fedadmm-notes.md, P3). By default 0.3 over the sum of the step sizes of
-        a client's round, the median of what clients report in their first turns, and at most 0.1
+        a client's round, the median of what clients report in their first turns, and at most 0.2
         (P9); until three have reported, and in the paper's form, it is 0.1.
     lr : float or callable (default: 0.1)
         The clients' step size on their plain loss, as in plain training: the paper's eta over m.

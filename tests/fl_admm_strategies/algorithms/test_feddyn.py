@@ -80,8 +80,8 @@ def test_its_rho_is_alpha() -> None:
 
 
 def test_by_default_it_follows_the_step_sizes_as_fedadmm_does() -> None:
-    # One step of .1 a round, so that .3/S is 3, beyond the bound of .1.
+    # One step of .1 a round, so that .3/S is 3, beyond the bound of .2.
     strategy = FedDyn(lr=0.1, local_epochs=1, fraction_evaluate=0)
     follow(strategy, Grid(FedDynClient), ALL)
     assert strategy.state.step_sum == pytest.approx(0.1)
-    assert strategy.penalty == 0.1
+    assert strategy.penalty == 0.2
