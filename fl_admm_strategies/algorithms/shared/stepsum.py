@@ -48,7 +48,7 @@ def noted_step_sum(table: ClientTable, replies: Mapping[int, Reply]) -> float:
     found: float = median(known)
     log(
         INFO,
-        f"The weight of the proximal term is {pull_by(found):.3g} by the sum of the step sizes of "
-        f"a client's round, {found:.3g} (median of {len(known)})",
+        f"The sum of the step sizes of a client's round is {found:.3g} (median of {len(known)}): "
+        f"{_PULL} over it, which the penalty follows, is {pull_by(found):.3g}",
     )
     return found
