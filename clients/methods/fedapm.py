@@ -19,7 +19,7 @@ from ..toolkit.solving.steps import Evaluation, Minimisation, Scalars, Steps
 
 
 class FedAPMClient(ProximalClient, SplitClient[Any]):
-    """Client of `FedAPM`: steps on its personal v_i, then on its copy u_i of the shared block.
+    """Client of `FedAPM`: steps on its personal v_i and on its copy u_i of the shared block.
 
     v_i never leaves the client, and its shapes may be this client's own. It starts from the values
     of the model that the client is given: seed it where you build it, so that a run can be
@@ -43,26 +43,30 @@ class FedAPMClient(ProximalClient, SplitClient[Any]):
         self.load_split(message.model, message.personal, config)
 
     def local_steps(self, turn: Turn) -> Steps[tuple[Scalars, Arrays, Arrays]]:
-        """Run the v-step at u_i, then the u-step at the new v_i (Gauss-Seidel).
+        """Move v and u at once, or in the paper's form v at u_i, then u at the new v_i.
 
-        v <- v - eta [grad_v f_i(v, u_i) + (sigma/alpha_i) (v - v_i)], E_v epochs. (9) prints f_i
-        without its alpha_i; (15) and all proofs have it (docs/methods/fedapm-notes.md, P1). Where
-        the u-step starts at w, this one is at u_i all the same (P9).
+        v <- v - eta [grad_v f_i(v, u) + (sigma/alpha_i) (v - v_i)]. (9) prints f_i without its
+        alpha_i; (15) and all proofs have it (docs/methods/fedapm-notes.md, P1).
         """
         message = turn.message
-        if personal := self.trained_parts(message.personal)[0]:
+        if message.personal_epochs and (personal := self.trained_parts(message.personal)[0]):
             self.load_block(turn.block.arrays(turn.row.u, copy=False))
-            term = ProximalTerm(message.sigma / message.share, self.block(personal))
-            objective = LocalObjective([term], moving=personal)
+            objective = LocalObjective(self.terms(turn), moving=personal)
             yield Minimisation(objective, message.lr, message.personal_epochs)
         metrics, upload, _ = yield from super().local_steps(turn)
-        kept = self.kept(message)  # not before: the u-step moves a personal norm's statistics
+        kept = self.kept(message)  # not before: the steps on u move a personal norm's statistics
         shared = {name: array for name, array in upload.items() if V + name not in kept}
         return metrics, shared, kept
 
+    def terms(self, turn: Turn) -> list[ProximalTerm]:
+        """Add sigma/2 ||v - v_i||^2; a term counts in the steps that move its block."""
+        own = self.block(self.trained_parts(turn.message.personal)[0])
+        term = ProximalTerm(turn.message.sigma / turn.message.share, own)
+        return super().terms(turn) + ([term] if own else [])
+
     def moving(self, message: Any) -> list[str]:
-        """Return the parameters that travel: u_i, and those that are averaged."""
-        return self.trained_parts(message.personal)[1]
+        """Return the parameters of u, and where v has no epochs alone those of v as well."""
+        return self.trained_parts(message.personal if message.personal_epochs else None)[1]
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the client's own (v_i, u_i), the headline, and (v_i, w).

@@ -1,7 +1,8 @@
 """FedAPM: a model that is partly shared and partly every client's own, by inexact consensus ADMM.
 
-Every client first moves its personal parameters v_i, then its copy u_i of the shared ones; only the
-latter travel. It is FedADMM with a step on v_i in front.
+Every client moves its personal parameters v_i and its copy u_i of the shared ones; only the latter
+travel. By default both move at once, as one block of consensus ADMM. In the paper's form v_i moves
+first: it is FedADMM with a step on v_i in front.
 
 Zhu, Nie, Zeng, Wang, Sun, Yao, Chen, Xu, Yang, "FedAPM: Federated Learning via ADMM with Partial
 Model Personalization", KDD 2025: Algorithm 1, equations (8) to (16); see docs/methods/fedapm.md.
@@ -26,7 +27,7 @@ from .shared.split import SHARED_PART, shared_part
 
 @dataclass(frozen=True)
 class FedAPMRule(FedADMMRule):
-    """FedADMM's; u_i is kept in both forms, as the v-step is taken at it."""
+    """FedADMM's; u_i is kept in both forms, as it is of the client's own model."""
 
     @classmethod
     def keeps(cls, published: bool) -> dict[str, int]:
@@ -66,15 +67,17 @@ class FedAPM(FedADMM):
         `split_input` write it for the paper's three kinds of personalisation. None: nothing is
         personal, which is `FedADMM`.
     sigma : float (default: 0.1)
-        sigma_i, the weight of the proximal term of the v-step, beside the plain loss as `rho` is
+        sigma_i, the weight of the proximal term of v, beside the plain loss as `rho` is
         (docs/methods/fedapm-notes.md, P5); 0 switches it off. The descent of
         the augmented Lagrangian needs sigma > 8/15 rho (Lemma 5).
     personal_epochs : int (default: 3)
-        E_v, local epochs of the v-step. `local_epochs` is E_u.
+        E_v, local epochs of the v-step. `local_epochs` is E_u. By default v and u move at once, for
+        E_v + E_u epochs.
     tolerance : float, optional
-        xi_i^0: the u-step takes full-gradient steps until the accuracy test (16) holds, in place of
-        `local_epochs`. The descent holds from the first round on if it is at least
-        ||m alpha_i grad_u f_i(v_i^0, w^0)||^2 (docs/methods/fedapm-notes.md, P7).
+        xi_i^0: the u-step, by default the step on both parts, takes full-gradient steps until the
+        accuracy test (16) holds, in place of its epochs. The descent of the paper's form holds from
+        the first round on if it is at least ||m alpha_i grad_u f_i(v_i^0, w^0)||^2
+        (docs/methods/fedapm-notes.md, P7).
     tolerance_decay : float (default: 0.9)
         mu_i: xi_i <- mu_i xi_i in every round of client i, the first included (10).
     max_steps : int (default: 1000)
@@ -122,6 +125,14 @@ class FedAPM(FedADMM):
     def upload_spec(self) -> Spec:
         """Return the shared arrays' names, shapes and dtypes."""
         return spec_of(self.global_model())
+
+    def shared_fields(self, server_round: int) -> dict[str, Any]:
+        """By default v has no epochs alone: all epochs move both parts at once."""
+        given = super().shared_fields(server_round)
+        if not self.published and self.personal is not None:
+            epochs = self.local_epochs + self.personal_epochs
+            given |= {"local_epochs": epochs, "personal_epochs": 0}
+        return given
 
     def client_fields(self, client_id: int) -> dict[str, Any]:
         """Add alpha_i m, and xi_i (10) where steps are accuracy-tested."""

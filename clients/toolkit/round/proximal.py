@@ -46,12 +46,9 @@ class ProximalClient(MirrorClient, TorchClient[Any]):
         ``residual``, the squared norm of the weighted gradient, ``tolerance`` and ``steps``.
         """
         message, block = turn.message, turn.block
-        point, weight = turn.rule.pull(turn.row, turn.w)
         self.load_block(block.arrays(turn.rule.start(turn.row, turn.w), copy=False))
         objective = LocalObjective(
-            [ProximalTerm(weight, read_only(block.arrays(point, copy=False), self.device))],
-            moving=self.moving(message),
-            wants_step_sum=message.wants_step_sum,
+            self.terms(turn), moving=self.moving(message), wants_step_sum=message.wants_step_sum
         )
         if message.tolerance is None:
             data = self.training_data(message)
@@ -70,6 +67,11 @@ class ProximalClient(MirrorClient, TorchClient[Any]):
             loss_weight=message.loss_weight,
         )
         return metrics | {"tolerance": message.tolerance}, self.arrays(), {}
+
+    def terms(self, turn: Turn) -> list[ProximalTerm]:
+        """Return the proximal terms of these steps: the pull of the rule."""
+        point, weight = turn.rule.pull(turn.row, turn.w)
+        return [ProximalTerm(weight, read_only(turn.block.arrays(point, copy=False), self.device))]
 
     def training_data(self, message: Any) -> Loader | None:
         """Return what these steps train on; None: all training data."""

@@ -72,12 +72,15 @@ def kept(context: Context) -> dict[str, float]:
     return {name: float(a.sum()) for name, a in client(context).personal_arrays().items()}
 
 
-def test_v_moves_at_the_old_u_and_u_at_the_new_v() -> None:
+@pytest.mark.parametrize("begins", [False, True])
+def test_v_moves_at_the_old_u_and_u_at_the_new_v(begins: bool) -> None:
+    # In a first turn u_i is where the row begins: u_i^0 of Algorithm 1, not the w of the message.
     # v = 1 is the model's own, u = 2, anchor 3, alpha = 1/2, sigma = 1, rho = 2, eta = .1.
     # v: 1 - .1 [.5 (-1)] = 1.05; 1.05 - .1 [.5 (-.95) + (1.05 - 1)] = 1.0925.
     # u: 2 - .1 [.5 (3.0925 - 4) + 2 (2 - 3)] = 2.245375, loss .9075^2/2 before it.
     context = new_context()
-    arrays, num_examples, metrics = client(context).fit(*message())
+    start = {"begin": np.array([2.0])} if begins else ROUND.start
+    arrays, num_examples, metrics = client(context).fit(*message(start=start))
     assert_allclose(np.ravel(arrays), [2.245375], rtol=1e-14)
     assert num_examples == 1
     assert metrics.pop("initial-loss") == 0.5  # before the v-step
