@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -243,10 +243,9 @@ class Rescaled:
         return self.penalty.lam / self.unit
 
     @property
-    def flat_from(self) -> float:
+    def flat_from(self) -> Any:
         """The distance from which on g does not pull; only where g has one."""
-        found: float = self.unit * self.penalty.flat_from  # type: ignore[attr-defined]
-        return found
+        return self.unit * self.penalty.flat_from  # type: ignore[attr-defined]
 
     def check(self, rho: float) -> None:
         """Raise as g does for rho in its unit."""

@@ -43,20 +43,17 @@ def progress_bar(
         TextColumn("[bold]{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("rounds  {task.fields[word]}", markup=False),
+        TextColumn("rounds  {task.fields[word]}{task.fields[note]}", markup=False),
         TimeRemainingColumn(),
     )
     hidden = not (console.is_terminal if wanted is None else wanted)
     with Progress(*columns, console=console, disable=hidden) as bar:
-        task = bar.add_task(title, total=total, completed=completed, word="")
-
-        measured = ""
+        task = bar.add_task(title, total=total, completed=completed, word="", note="")
 
         def advance(server_round: int, metrics: Mapping[str, float], note: str) -> None:
-            nonlocal measured
+            bar.update(task, completed=server_round, note=note)
             name = next((key for key in metrics if key.endswith(("accuracy", "rmse"))), None)
             if name is not None:
-                measured = f"{brief(name)} {_brief(metrics[name])}"
-            bar.update(task, completed=server_round, word=measured + note)
+                bar.update(task, word=f"{brief(name)} {_brief(metrics[name])}")
 
         yield advance

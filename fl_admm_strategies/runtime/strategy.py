@@ -501,8 +501,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
                     metrics |= self._evaluate(grid, timeout, server_round, evaluate_config)
                 metrics |= run.record.central(server_round)
                 note = f" ({self.stage})" if self.stage else ""
-                line = in_short(metrics) + note
-                log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, line)
+                log(INFO, "[ROUND %s/%s] %s%s", server_round, num_rounds, in_short(metrics), note)
                 run.close_round(server_round, last=run.is_ending)
                 callbacks.report(server_round, metrics)
                 advance(server_round, metrics, note)

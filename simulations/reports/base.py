@@ -67,10 +67,14 @@ class Finished:
         title = f"{self.title} on {self.problem.data.name}" + (f": {what}" if what else "")
         return Picture(self.out / file, title)
 
+    def bytes_sent(self, last_round: int) -> int:
+        """Return how many bytes of arrays the rounds up to one sent, both ways."""
+        traffic = self.strategy.traffic.items()
+        return sum(sum(moved) for server_round, moved in traffic if server_round <= last_round)
+
     def numbers_sent(self, last_round: int) -> int:
         """Return how many numbers the rounds up to one sent, both ways."""
-        traffic = self.strategy.traffic.items()
-        sent = sum(sum(moved) for server_round, moved in traffic if server_round <= last_round)
+        sent = self.bytes_sent(last_round)
         itemsize = max(array.numpy().dtype.itemsize for array in self.arrays.values())
         return sent // (2 if self.strategy.wire_dtype == "float16" else itemsize)
 
@@ -97,16 +101,14 @@ class ReportContent:
         Paragraphs of Markdown under the table, and as the last the sentences on the outcome, for a
         reader who has not read the paper.
     extra : mapping of str to Any
-        Further fields of ``result.json``; see `as_json` for what the values may be.
-    marks : mapping of str to int
-        Rounds that ``metric.png`` marks, by what happened in them.
+        Further fields of ``result.json``; see `as_json` for what the values may be. ``marks`` are
+        rounds that ``metric.png`` marks, by what happened in them.
     """
 
     cells: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     legend: Sequence[str] = ()
     body: Sequence[str] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
-    marks: Mapping[str, int] = field(default_factory=dict)
 
 
 class MethodReport:

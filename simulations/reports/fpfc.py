@@ -86,10 +86,7 @@ class FPFCReport(MethodReport):
         plane = run.picture("embedding.png", "the client models in two dimensions")
         plots.embedding(omega, labels, true, picture=plane)
         cost = run.numbers_sent(max(strategy.traffic))
-        search, path = found.search, found.path
-        marks = {} if search is None else {"groups found": search.last_round}
-        if path is not None and path.chosen >= 0:
-            marks["λ chosen"] = int(path.last_rounds.max())
+        search = found.search
         return ReportContent(
             cells={
                 **{title: {"cost": cost} for title in strategy.kinds.values()},
@@ -109,9 +106,9 @@ class FPFCReport(MethodReport):
                 "lam": found.lam,
                 "nu": found.nu,
                 "search": search,
-                "path": path,
+                "path": found.path,
+                "marks": {} if search is None else {"groups found": search.last_round},
             },
-            marks=marks,
         )
 
 
@@ -142,18 +139,11 @@ def _how_found(run: Finished, found: FPFCDiagnostics) -> list[str]:
         f"{count} ({loss:.3g}{', taken' if k == search.chosen else ''})"
         for k, (count, loss) in enumerate(zip(search.num_groups, search.losses, strict=True))
     )
+    sent, in_all = run.bytes_sent(search.last_round), run.bytes_sent(max(strategy.traffic))
     return [
         f"Groups tried in rounds 1 to {search.last_round}, with the mean loss on held-out data: "
-        f"{tried}. {_cost_of_search(run, search.last_round)}"
+        f"{tried}. The search sent {decimal(sent)}, {sent / in_all:.0%} of the run's bytes."
     ]
-
-
-def _cost_of_search(run: Finished, last_round: int) -> str:
-    """Say what part of the run's bytes the search has sent."""
-    traffic = run.strategy.traffic.items()
-    sent = sum(sum(moved) for server_round, moved in traffic if server_round <= last_round)
-    share = sent / max(sum(sum(moved) for _, moved in traffic), 1)
-    return f"The search sent {decimal(sent)}, {share:.0%} of the run's."
 
 
 def _summary(run: Finished, at: ClusteringRow) -> str:

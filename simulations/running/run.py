@@ -176,7 +176,7 @@ def _report(
         extra=extra,
     )
     reports.write_result(run.out / folder.RESULT, result)
-    _draw_metric(finished, history, baselines, result, report.marks)
+    _draw_metric(finished, history, baselines, result)
     parts = [*reports.results_table(result), *report.body, *newcomers.body]
     console.print(Markdown(reports.as_markdown(parts)))
     console.print(f"Results: [bold]{run.out.resolve()}[/bold]", soft_wrap=True)
@@ -228,11 +228,7 @@ def _run_baseline(federation: Federation, num_rounds: int, path: Path) -> ScoreH
 
 
 def _draw_metric(
-    run: Finished,
-    history: ScoreHistory,
-    baselines: list[ScoreHistory],
-    result: Result,
-    marks: Mapping[str, int],
+    run: Finished, history: ScoreHistory, baselines: list[ScoreHistory], result: Result
 ) -> None:
     """Draw the metric of every kind of model by round; a kind may appear in any round."""
     curves: dict[str, list[tuple[int, float]]] = {}
@@ -250,7 +246,7 @@ def _draw_metric(
         picture=run.picture("metric.png"),
         compared=[reports.row_of(one.title, kind) for one in baselines for kind in one.last.models],
         levels={} if own is None else {f"{result.algorithm}, published: {own:g}": own},
-        marks=marks,
+        marks=result.extra.get("marks"),
     )
 
 

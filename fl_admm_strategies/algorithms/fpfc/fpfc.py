@@ -38,22 +38,14 @@ from ...runtime.messages.records import ClientInstruction, Reply, to_array_recor
 from ...runtime.messages.schema import Instructions
 from ...runtime.trust.limit import UploadLimit
 from ..shared.base import OwnBuffers
-from ..shared.stepsum import COLUMN, noted_step_sum
+from ..shared.stepsum import COLUMN, FIXED_PULL, noted_step_sum, pull_by
 from . import finding, recheck, together  # noqa: F401 (the stages of a search)
 from .diagnostics import FPFCDiagnostics, diagnose
 from .messages import CLUSTER_FIRST, KINDS, MEAN_DUAL, LateInstruction
 from .newcomers import FPFCNewcomers
 from .path import LambdaPath, PathProgress
 from .search import GroupSearch
-from .source import (
-    NO_FUSION,
-    FPFCState,
-    FusionStrategy,
-    Messages,
-    PenaltySource,
-    Round,
-    scad,
-)
+from .source import FPFCState, FusionStrategy, Messages, PenaltySource, Round, scad
 
 GivenPenalty = Penalty | LambdaPath | Literal["auto"]
 
@@ -130,6 +122,7 @@ class FPFC(FusionStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._pattern = compile_pattern("clustered", self.clustered)
+        self.seeks_step_sum = self.rho is None and self.penalty != "auto"
         if self.validation_share == 1:
             raise ValueError("validation_share is 1, expected less. Nothing is left to train on.")
         if isinstance(self.penalty, LambdaPath):
@@ -141,11 +134,6 @@ class FPFC(FusionStrategy):
                 f"penalty is {self.penalty!r}, expected SmoothedSCAD(lam), L1(lam), MCP(lam) or "
                 "'auto', or a LambdaPath([...])."
             )
-
-    @property
-    def seeks_step_sum(self) -> bool:
-        """Whether rho was left out, with a penalty of the user's."""
-        return self.rho is None and self.penalty != "auto"
 
     @property
     def _kind_of_penalty(self) -> Penalty:
@@ -185,13 +173,14 @@ class FPFC(FusionStrategy):
         self.block = Block.named("clustered", self._pattern, arrays, self.trained)
         self.buffers = OwnBuffers(arrays, self.trained)
         source = self._source()
+        rho = self.rho or (FIXED_PULL if self.seeks_step_sum else 1.0)
         omega = np.tile(self.block.vector(arrays), (self.membership.num_initial, 1))
         sought = {COLUMN: 0.0} if self.seeks_step_sum else {}
         buffers = self.buffers.column(arrays)
         clients = ClientTable(num_examples=0.0, moved_in=0, **sought, **buffers)
         return FPFCState(
             source,
-            PairwiseStore(omega, NO_FUSION, self.rho or 1.0),  # until the first update
+            PairwiseStore(omega, scad(0.0), rho),  # each update sets the penalty
             self.block.rest(arrays),
             clients,
         )
@@ -242,25 +231,25 @@ class FPFC(FusionStrategy):
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in the new omega_i, then theta and v of every pair with an active client."""
-        state = self.state
-        are_models = state.source.upload_spec() is None
+        state, source = self.state, self.state.source
+        are_models = source.upload_spec() is None
         for client, reply in replies.items():
             row = state.clients[client]
             row.num_examples = reply.num_examples
             if not are_models:
                 row.moved_in = server_round  # the upload is not omega_i
-        source = state.source
         if self.seeks_step_sum and math.isnan(source.found.step_sum):
             source.found.step_sum = noted_step_sum(state.clients, replies)
+            state.pairs.rho = pull_by(source.found.step_sum)
         if are_models:
             rows = [self.membership.row(client) for client in replies]
             omega = np.stack([self.block.vector(reply.arrays) for reply in replies.values()])
-            moved = state.source.take_models(rows, omega)
+            moved = source.take_models(rows, omega)
             state.clients.column("moved_in")[moved] = server_round
             state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
             for client, reply in replies.items():
                 self.buffers.keep(state.clients[client], reply.arrays)
-        state.source.after_round(server_round, replies)
+        source.after_round(server_round, replies)
 
     def members_changed(self, change: MembersChange) -> None:
         """Give new clients pairs with v_ij = 0 with all others, or drop those of gone clients.
@@ -367,7 +356,7 @@ class FPFC(FusionStrategy):
         return FPFCNewcomers(
             self.models(),
             self.penalty_in_use,
-            rho=self.rho_in_use,
+            rho=self.state.pairs.rho,
             lr=self.lr,
             local_epochs=self.local_epochs,
             clustered=self.clustered,

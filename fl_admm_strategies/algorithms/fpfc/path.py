@@ -192,13 +192,6 @@ class PathProgress(PenaltySource):
         """Whether no lambda is chosen yet."""
         return self.found.chosen < 0
 
-    @property
-    def stage_text(self) -> str:  # type: ignore[override]
-        """Which lambda is tried."""
-        place, lams = self.found.stage, self.path.lams
-        tried = f"{lams[place]:g}, {place + 1} of up to {len(lams)}"
-        return f"looking for lambda: {tried}" if self.is_searching else ""
-
     # ------------------------------------------------------------------------------------------
     # A round
     # ------------------------------------------------------------------------------------------

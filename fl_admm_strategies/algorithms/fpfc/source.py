@@ -78,6 +78,7 @@ class FusionStrategy(StatefulStrategy):
     state: FPFCState = field(init=False)
     block: Block = field(init=False)  # omega_i; `init_state` sets it
     buffers: OwnBuffers = field(init=False)
+    seeks_step_sum: bool = field(init=False)  # whether rho follows from S, which clients report
 
     rho: Positive | None = None
     lr: StepSize = 0.1
@@ -86,18 +87,6 @@ class FusionStrategy(StatefulStrategy):
     nu: Positive | None = None
     consensus_rounds: Count = 20
     validation_share: Fraction = 0.2
-
-    @property
-    def seeks_step_sum(self) -> bool:
-        """Whether rho follows from S, which clients report in their first turns."""
-        return False
-
-    @property
-    def rho_in_use(self) -> float:
-        """The rho of the next messages and update."""
-        if self.rho is not None:
-            return self.rho
-        return pull_by(self.state.source.found.step_sum) if self.seeks_step_sum else 1.0
 
     def hold_out(self, client_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return by client the fields of a message that say which samples it holds out."""
@@ -213,7 +202,7 @@ class Round:
             The pull of each client; by default rho.
         """
         fpfc, messages = self.fpfc, {}
-        mean, rho_of_all = fpfc.state.mean, fpfc.rho_in_use
+        mean, rho_of_all = fpfc.state.mean, fpfc.state.pairs.rho
         wanted = fpfc.seeks_step_sum and math.isnan(fpfc.state.source.found.step_sum)
         for client in clients:
             more = dict(fields[client]) if fields else {}
@@ -316,8 +305,8 @@ class PenaltySource:
 
         A rho of the user's leaves it as it is.
         """
-        fpfc = self.fpfc
-        return Rescaled(penalty, fpfc.rho_in_use**-0.5) if fpfc.seeks_step_sum else penalty
+        rho, follows = self.state.pairs.rho, self.fpfc.seeks_step_sum
+        return Rescaled(penalty, rho**-0.5) if follows else penalty
 
     @property
     def lam_inside(self) -> float:
@@ -362,10 +351,8 @@ class PenaltySource:
 
         Return the rows of clients whose omega_i is not what they uploaded last.
         """
-        pairs = self.state.pairs
-        pairs.rho = self.fpfc.rho_in_use
-        pairs.penalty = self.penalty
-        return pairs.update(rows, omega)
+        self.state.pairs.penalty = self.penalty
+        return self.state.pairs.update(rows, omega)
 
     def after_round(self, server_round: int, replies: Replies) -> None:
         """Take in the replies of a round; models among them are in the state already."""
@@ -393,7 +380,8 @@ class PenaltySource:
                 "`penalty` of the saved run."
             )
         self.found.load(arrays)
-        self.state.pairs.rho = self.fpfc.rho_in_use
+        if self.fpfc.seeks_step_sum:
+            self.state.pairs.rho = pull_by(self.found.step_sum)
 
 
 def scad(lam: float) -> SmoothedSCAD:
