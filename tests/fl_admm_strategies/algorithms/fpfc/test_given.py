@@ -125,3 +125,12 @@ def test_a_rho_of_the_users_is_used_as_it_is() -> None:
     assert strategy.nu_in_use == 0.1
     _, sent = regressions("auto", consensus_rounds=5, rounds=2)
     assert sent == [(1.0, False)] * 2
+
+
+def test_a_lambda_is_taken_back_to_before_s_was_known() -> None:
+    # The first stage ends with round 2 and rho = 0.1; S is known after round 3. A falling loss
+    # is the worse one here.
+    path = LambdaPath([0.0, 0.6], better="higher", min_rounds=1, max_rounds=2)
+    strategy, _ = regressions(path, lr=0.2, fraction_train=0.35, rounds=5)
+    assert strategy.diagnostics().path.chosen == 0
+    assert strategy.state.pairs.rho == pytest.approx(0.15)
