@@ -43,12 +43,6 @@ def test_the_worked_example() -> None:
     assert_allclose(found[1], [1.0540555556, -0.3122888889], atol=1e-9)
 
 
-@pytest.mark.slow
-def test_it_converges_to_the_minimiser_whoever_takes_part() -> None:
-    # 11/7, where the grad_i are those of the f_i and h, their mean, is 0 (T1).
-    assert_allclose(run(feddyn(), *TURNS * 40)[-1], [11 / 7, 0], atol=1e-6)
-
-
 @pytest.mark.parametrize("duals", ["strategy", "client"])
 @pytest.mark.parametrize("rounds", fast([TURNS * 3], [[ALL] * 6, TURNS * 3]))
 def test_it_is_fedadmm_with_rho_for_alpha(duals: Any, rounds: Any) -> None:

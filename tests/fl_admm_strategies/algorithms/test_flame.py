@@ -326,19 +326,6 @@ def test_the_default_starts_where_theta_would_be_had_it_moved_with_w() -> None:
     close(two.theta, start - 0.1 * step)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lam", [0.03, 1.0, 30.0])
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_the_default_with_a_few_steps_solves_its_problem(lam: float, fraction: float) -> None:
-    # Two steps of 0.2 a round, S = 0.4, so that kappa is 0.015, 0.5 and 0.75.
-    federation = random_federation(2, m=4, d=2)
-    strategy = FLAME(lam=lam, lr=0.2, local_epochs=2, fraction_train=fraction, fraction_evaluate=0)
-    last = federation.run(strategy, 150 if fraction == 1 else 250, exact=False)[-1]
-    w, theta = optimum(federation.b, federation.c, alpha(strategy), lam)
-    close(last.w, w, 1e-6)
-    close(last.theta, theta, 1e-6)
-
-
 def test_rho_without_a_number() -> None:
     # published lambda/m; else kappa = min(0.3/S, lambda/2) = 0.2 with S = 3 * 0.1, so rho = a.
     for published, expected in ((True, 0.4 / 3), (False, 0.4 / 3)):
