@@ -46,8 +46,6 @@ class Cell:
     on_validation : bool
         The models are measured on these: the test samples of the other runs are out of reach.
     data_root : Path or None
-    gauge : bool
-        Run to count gradients only.
     """
 
     alias: str
@@ -56,7 +54,6 @@ class Cell:
     held_out: bool
     on_validation: bool
     data_root: Path | None
-    gauge: bool = False
 
     @property
     def seed(self) -> int:
@@ -73,7 +70,7 @@ class Cell:
             str((self.held_out, self.on_validation)),
         ]
         digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
-        kind = "trial" if self.on_validation else "gauge" if self.gauge else "seed"
+        kind = "trial" if self.on_validation else "seed"
         return folder / f"{self.alias}-{kind}-{self.seed}-{digest}.json"
 
 
@@ -202,9 +199,7 @@ def _measured(problem: Problem, strategy: Any, history: ScoreHistory) -> dict[st
     and every client's value; ``curves`` the means over the clients by round; ``traffic`` the bytes
     down and up by round.
     """
-    metric, last = problem.metric, max(history.rounds)
-    if last != problem.settings.training.num_rounds:
-        raise RuntimeError("no client could evaluate a model after the last round.")
+    metric, last = problem.metric, strategy.last_round
     if not strategy.train_metrics.get(last):
         raise RuntimeError(
             f"no upload of round {last}, the last, was usable: the clients' models diverged."

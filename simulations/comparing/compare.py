@@ -125,7 +125,7 @@ def steps_of(
         if gauge:
             raw["training"]["num-rounds"] = _GAUGE
         method = comparison.method_of(alias)
-        return Cell(alias, method, raw, bool(comparison.tune), trial, data_root, gauge)
+        return Cell(alias, method, raw, bool(comparison.tune), trial, data_root)
 
     if comparison.work is not None and (names := comparison.lengths_of(alias)):
         found = yield [cell(seeds[0], dict.fromkeys(names, n), gauge=True) for n in (1, 2)]
@@ -214,7 +214,7 @@ class _Schedule:
             if found is None or (failure and "error" not in found):
                 error = failure or "it wrote no file."
                 found = {"alias": cell.alias, "seed": cell.seed, "error": error}
-        what = "trial" if cell.on_validation else "gauge" if cell.gauge else f"seed {cell.seed}"
+        what = "trial" if cell.on_validation else f"seed {cell.seed}"
         with self.lock:
             self.done += 1
             self.say(f"{self.done} {cell.alias}, {what}: {_in_short(found)}{how}")

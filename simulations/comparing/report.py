@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..problems.scores import METRICS, Metric
 from ..reports import as_markdown, write_text
 from ..reports.base import NONE
 from ..reports.pages import Grid, Image, Part, code
-from ..reports.plots import LINES, Picture, curves, legend_below
+from ..reports.plots import LINES, MARKERS, Picture, curves, legend_below
 from ..settings.tables import given
 from .compare import COMPARISON, Found, Outcome, main_scores
 from .comparison import ComparisonPlan
@@ -36,21 +36,6 @@ _WORK = {
     "memory": ("RAM MB", 1e6, ",.0f"),
 }
 """What a run computed and sent: header, unit and form."""
-
-
-def draw_fairness(
-    points: Sequence[tuple[str, float, float]], *, xlabel: str, ylabel: str, picture: Picture
-) -> None:
-    """Draw a point a seed: of a method the mean over the clients, and the spread over them."""
-    figure, axes = picture.axes((8.0, 5.0))
-    methods = dict.fromkeys(method for method, _, _ in points)
-    for method, colour, marker in zip(methods, cycle(LINES), cycle("os^DvPX")):
-        own = [(mean, spread) for name, mean, spread in points if name == method]
-        axes.scatter(*zip(*own, strict=True), color=colour, marker=marker, alpha=0.8, label=method)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.legend()
-    legend_below(figure, axes)
-    picture.save(figure)
 
 
 def write_report(comparison: ComparisonPlan, outcomes: Sequence[Outcome], out: Path) -> list[str]:
@@ -134,10 +119,9 @@ class ComparisonReport:
         yield what_it_can_show(len(self.seeds), len(self.with_numbers))
         lines: Lines = {
             one.alias: [
-                (int(server_round), self.metric.scale * value)
+                (server_round, self.metric.scale * value)
                 for run in one.finished
                 for server_round, value in _curve(run)
-                if value is not None
             ]
             for one in self.with_numbers
         }
@@ -247,8 +231,7 @@ class ComparisonReport:
         sign = self.metric.scale * (1 if self.metric.higher_is_better else -1)
         reached = []
         for run in one.finished:
-            gains = [(r, sign * v) for r, v in _curve(run) if v is not None]
-            good = [r for r, gain in gains if gain >= sign * target / self.metric.scale]
+            good = [r for r, v in _curve(run) if sign * v >= sign * target / self.metric.scale]
             if good:
                 sent = sum(down + up for r, down, up in run["traffic"] if r <= min(good))
                 reached.append((min(good), sent / 1e6))
@@ -301,17 +284,20 @@ class ComparisonReport:
 
     def fairness(self) -> Iterable[Part]:
         """Draw the mean over clients against the spread over them."""
-        points = [
-            (one.alias, mean, spread)
-            for one in self.with_numbers
-            for mean, spread in zip(self.scores(one), self.scores(one, "std"), strict=True)
-        ]
-        if any(math.isnan(spread) for _, _, spread in points):
+        spreads = [self.scores(one, "std") for one in self.with_numbers]
+        if np.isnan(np.concatenate(spreads)).any():
             return
         title = "Mean and spread over the clients, a point a seed"
         picture = Picture(self.out / "fairness.png", title)
-        spread = f"standard deviation over clients{' (%)' if self.metric.percent else ''}"
-        draw_fairness(points, xlabel=self.metric.axis, ylabel=spread, picture=picture)
+        figure, axes = picture.axes((8.0, 5.0))
+        for k, one in enumerate(self.with_numbers):
+            style: dict[str, Any] = {"color": LINES[k % len(LINES)], "alpha": 0.8}
+            style["marker"] = MARKERS[k % len(MARKERS)]
+            axes.scatter(self.scores(one), spreads[k], label=one.alias, **style)
+        ylabel = f"standard deviation over clients{' (%)' if self.metric.percent else ''}"
+        axes.set(xlabel=self.metric.axis, ylabel=ylabel)
+        legend_below(figure, axes)
+        picture.save(figure)
         yield "## Fairness"
         yield Image(
             picture.path, "Each point is a seed. The lower, the more alike the clients are served."
@@ -455,9 +441,10 @@ def _ari(run: Found) -> float | None:
     return next((one["ari"] for one in cells if "ari" in one), None)
 
 
-def _curve(run: Found) -> list[tuple[int, float | None]]:
-    curve: list[tuple[int, float | None]] = run["curves"][next(iter(run["models"]))]
-    return curve
+def _curve(run: Found) -> list[tuple[int, float]]:
+    """Return the main model's mean by round, where it is finite."""
+    curve = run["curves"][next(iter(run["models"]))]
+    return [(server_round, value) for server_round, value in curve if value is not None]
 
 
 def _text(metric: Metric, value: float | np.floating[Any]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from pydantic import Field, ValidationError, create_model
+
+from fl_admm_strategies.runtime.common import settings as common
 
 from ..data import kind_of
 from ..methods import tables as methods
@@ -77,32 +79,22 @@ def checked(raw: dict[str, Any], experiment: str) -> Settings:
     return settings
 
 
-def changed_settings(before: Settings, now: Settings) -> dict[str, str]:
+def changed_settings(before: Settings, now: Settings) -> list[str]:
     """Return what differs between two experiments in all that the algorithm's run depends on.
 
     Returns
     -------
-    dict of str to str
-        By dotted key, the value now and, in brackets, that of before.
+    list of str
+        Dotted key, the value now and, in brackets, that of before.
     """
+    from pandas import json_normalize  # here: takes time
+
     parts = {"seed", "data", "model", "training", "algorithm", "client", "attack", "report"}
-    old, new = (
-        dict(_flat(one.model_dump(by_alias=True, exclude_none=True, include=parts)))
-        for one in (before, now)
-    )
-    return {
-        key: f"{new.get(key, 'not given')} (was {old.get(key, 'not given')})"
-        for key in {**new, **old}
-        if new.get(key) != old.get(key)
-    }
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    tables: list[dict[str, str | None]] = []
+    for one in (before, now):
+        table = json_normalize(one.model_dump(by_alias=True, exclude_none=True, include=parts))
+        tables.append({str(key): str(value) for key, value in table.iloc[0].items()})
+    return common.changed_settings(*tables)
 
 
 # --------------------------------------------------------------------------------------------------

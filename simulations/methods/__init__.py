@@ -2,7 +2,6 @@
 
 from .federation import Federation as Federation
 from .federation import ScoreHistory as ScoreHistory
-from .federation import grid_of as grid_of
 from .federation import run_here as run_here
 from .federation import run_method as run_method
 from .tables import METHODS as METHODS

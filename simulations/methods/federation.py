@@ -176,25 +176,17 @@ def run_here(
     Raises
     ------
     RuntimeError
-        If the models were not once evaluated.
+        If the models were not evaluated after the last round.
     """
     problem = federation.problem
     options = {"evaluate_every": problem.settings.training.evaluate_every, **options}
     start = federation.initial_arrays(strategy) if arrays is None else arrays
-    with one_thread(), grid_of(federation, min(_NODES, problem.num_clients), around) as grid:
+    cohort = problem.settings.training.cohort
+    app = client_app(federation.build_client, num_clients=problem.num_clients, cohort=cohort)
+    with one_thread(), InProcessGrid(around(app), min(_NODES, problem.num_clients)) as grid:
         history = run_method(problem, strategy, grid, start, num_rounds=num_rounds, **options)
-    if not history.rounds:
-        raise RuntimeError("no client could evaluate a model; the errors above say why.")
+    if strategy.last_round not in history.rounds:
+        raise RuntimeError(
+            "no client could evaluate a model after the last round; the errors above say why."
+        )
     return history
-
-
-def grid_of(
-    federation: Federation, num_nodes: int, around: Callable[[ClientApp], Any] = lambda app: app
-) -> InProcessGrid:
-    """Return a grid of this process with the clients of a federation on some nodes."""
-    app = client_app(
-        federation.build_client,
-        num_clients=federation.problem.num_clients,
-        cohort=federation.problem.settings.training.cohort,
-    )
-    return InProcessGrid(around(app), num_nodes)

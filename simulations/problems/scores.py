@@ -144,7 +144,7 @@ class Column(NamedTuple):
 
     header: str
     digits: int | None
-    """Decimals; None writes a count in full, from a million on as 7.33e7."""
+    """Decimals; None writes a count in full."""
     percent: bool = False
     """A share of 1 that is shown in percent; published values are in percent then."""
 

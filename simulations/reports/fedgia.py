@@ -7,11 +7,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from fl_admm_strategies import FedGiA
 from fl_admm_strategies.runtime.callbacks import StopRule
 
 from ..problems import LinearProblem, Problem
-from ..settings.tables import ReportSettings, Settings
+from ..settings.tables import ReportSettings
 from . import plots
 from .base import Finished, MethodReport, ReportContent
 
@@ -36,24 +35,26 @@ class FedGiAReport(MethodReport):
 
     def stop_rule(self, strategy: Any, problem: Problem) -> StopRule:
         """Stop where the gradient is as small as in the paper."""
-        rule: StopRule = strategy.gradient_tolerance(_own(problem.settings).tolerance)
+        asked: Any = problem.settings.report
+        rule: StopRule = strategy.gradient_tolerance(asked.tolerance)
         return rule
 
     def report(self, run: Finished) -> ReportContent:
         """Report CR and time beside the paper's, and draw how the gradient vanishes."""
-        asked, strategy = _own(run.settings), run.strategy
-        bound = run.problem.data.num_features * asked.tolerance
-        last = strategy.run.record.result.train_metrics_clientapp[strategy.last_round]
+        asked: Any = run.settings.report
+        tolerance, strategy = asked.tolerance, run.strategy
+        bound = run.problem.data.num_features * tolerance
+        means = strategy.run.record.result.train_metrics_clientapp
+        last = means[strategy.last_round]
         found = {name: last.get(name, math.nan) for name in ("objective", "squared-gradient")}
         rounds = strategy.communication_rounds if found["squared-gradient"] <= bound else None
-        if curve := _gradients(strategy):
-            plots.curves(
-                {"‖∇f(x)‖²": curve},
-                ylabel="‖∇f(x)‖² where the round starts",
-                picture=run.picture("gradient.png"),
-                levels={f"the run ends here: n·{asked.tolerance:g}": bound},
-                log=True,
-            )
+        plots.curves(
+            {"‖∇f(x)‖²": [(r, metrics["squared-gradient"]) for r, metrics in means.items()]},
+            ylabel="‖∇f(x)‖² where the round starts",
+            picture=run.picture("gradient.png"),
+            levels={f"the run ends here: n·{tolerance:g}": bound},
+            log=True,
+        )
         body = list(super().report(run).body)
         if rounds is None:
             advice = "give it more training.num-rounds, or a larger algorithm.t if f grows."
@@ -63,22 +64,9 @@ class FedGiAReport(MethodReport):
             cells={kind: {"cr": rounds, "time": run.seconds}},
             legend=(
                 "CR: rounds of local work until ‖∇f‖² ≤ n·"
-                f"{asked.tolerance:g} = {bound:.2g}. The model that is evaluated is one "
+                f"{tolerance:g} = {bound:.2g}. The model that is evaluated is one "
                 "aggregation further. Time: with all messages and evaluations.",
             ),
             body=body,
             extra={name.replace("-", "_"): value for name, value in found.items()},
         )
-
-
-def _own(settings: Settings) -> FedGiAReportSettings:
-    assert isinstance(settings.report, FedGiAReportSettings)
-    return settings.report
-
-
-def _gradients(strategy: FedGiA) -> list[tuple[int, float]]:
-    """Return ||grad f(x)||^2 by round, as far as it is known and can stand on a log axis."""
-    means = strategy.run.record.result.train_metrics_clientapp
-    found = ((server_round, metrics["squared-gradient"]) for server_round, metrics in means.items())
-    # For the type checker: Flower's records may hold lists, this one does not.
-    return [(r, value) for r, value in found if isinstance(value, float) and 0 < value < math.inf]

@@ -32,7 +32,7 @@ DPI = 150  # 8 inches become 1200 pixels
 # its black is kept for edges and text, and in the place of its yellow, weak on white, is wine.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 LINES = (*COLOURS, "black")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#6B6B6B"
 _STYLE: dict[Any, Any] = {
     **{"axes.grid": True, "axes.grid.axis": "y", "grid.color": "#E6E6E6"},
@@ -116,27 +116,28 @@ def curves(
         Whether the axis of the metric is logarithmic.
     """
     import pandas as pd
+    import seaborn as sns
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = picture.axes((8.0, 5.0))
     for k, (name, line) in enumerate(series.items()):
         points = pd.DataFrame(line, columns=["x", "y"]).astype({"y": float})
         points = points[np.isfinite(points["y"]) & ((points["y"] > 0) | (not log))]
-        numbers = points["x"].dtype.kind in "if"  # words stay in their order
-        by_x = points.groupby("x", sort=numbers)["y"].agg(["mean", "std"]).fillna(0.0)
-        mean, deviation = by_x["mean"], by_x["std"]
-        axes.plot(
-            by_x.index,
-            mean,
+        numbers = points["x"].dtype.kind in "if"
+        sns.lineplot(
+            points,
+            x="x",
+            y="y",
+            ax=axes,
+            errorbar="sd",
+            sort=numbers,  # words stay in their order
             label=name,
             color=LINES[k % len(LINES)],
             # A lone point draws no line, and a few points should be seen as what they are.
-            marker=_MARKERS[k % len(_MARKERS)] if len(by_x) <= 25 else None,
+            marker=MARKERS[k % len(MARKERS)] if points["x"].nunique() <= 25 else None,
             linestyle="--" if name in compared else "-",
             linewidth=1.5 if k else 3.0,  # the main metric can be seen below a line on top of it
         )
-        band: dict[str, Any] = {"color": LINES[k % len(LINES)], "alpha": 0.2, "linewidth": 0}
-        axes.fill_between(by_x.index, mean - deviation, mean + deviation, **band)
         if numbers:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for name, value in (levels or {}).items():
@@ -146,7 +147,6 @@ def curves(
     if log:
         axes.set_yscale("log")
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.legend()
     legend_below(figure, axes)
     picture.save(figure)
 
@@ -154,7 +154,8 @@ def curves(
 def legend_below(figure: Figure, axes: Any) -> None:
     """Put the legend that axes have under them; the picture grows by what is beyond eight rows."""
     handles, names = axes.get_legend_handles_labels()
-    axes.get_legend().remove()
+    if (beside := axes.get_legend()) is not None:  # seaborn's
+        beside.remove()
     names = [textwrap.fill(name, 90) for name in names]
     columns = 2 if max(map(len, names)) <= 45 else 1
     rows = math.ceil(len(names) / columns)
@@ -254,7 +255,7 @@ def embedding(
     styles["hue_order"] = [*styles["palette"]]
     if true is not None:
         frame[marker] = _named(np.asarray(true))[drawn]
-        styles |= {"style": marker, "markers": _styles(frame[marker], _MARKERS, "*")}
+        styles |= {"style": marker, "markers": _styles(frame[marker], MARKERS, "*")}
         styles["style_order"] = [*styles["markers"]]
     sns.scatterplot(frame, x=x, y=y, ax=axes, edgecolor="black", linewidth=0.6, **styles)
     sns.move_legend(axes, "center left", bbox_to_anchor=(1, 0.5), frameon=False)

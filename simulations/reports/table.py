@@ -103,14 +103,6 @@ def _cell(value: float | None, std: float | None, digits: int | None) -> str:
     if value is None:
         return NONE
     if digits is None:
-        return _count(value)
+        return f"{value:,.0f}"
     text = f"{value}" if isinstance(value, int) else f"{value:.{digits}f}"
     return text if std is None else f"{text} ±{std:.2g}"
-
-
-def _count(value: float) -> str:
-    """Write a number of parameters as the papers do: in full, from a million on as 7.33e7."""
-    if value < 1_000_000:
-        return f"{value:,.0f}"
-    mantissa, exponent = f"{value:.2e}".split("e")
-    return f"{mantissa}e{int(exponent)}"

@@ -60,9 +60,8 @@ def _folder(wanted: Path, settings: Settings, resume: bool) -> Path:
             f"the results folder {wanted} is not empty; give another --out, or --resume to "
             "continue the run in it"
         )
-    changed = changes_in(wanted, settings).items()
-    fixed = ("seed", "algorithm.name", "data.", "model.")
-    if other := [f"{key} {how}" for key, how in changed if key.startswith(fixed)]:
+    fixed = ("seed ", "algorithm.name ", "data.", "model.")
+    if other := [change for change in changes_in(wanted, settings) if change.startswith(fixed)]:
         raise ValueError(
             f"{wanted} is of another run: {'; '.join(other)}. Resume it with the --profile, "
             "--set and --seed that it was started with, or give another --out, or leave "
@@ -81,7 +80,7 @@ def _new_folder(name: str) -> Path:
     return folder
 
 
-def changes_in(folder: Path, settings: Settings) -> dict[str, str]:
+def changes_in(folder: Path, settings: Settings) -> list[str]:
     """Return how settings differ from those of the run in a folder; empty where there is none."""
     path = folder / SETTINGS
-    return changed_settings(load_settings(str(path)), settings) if path.exists() else {}
+    return changed_settings(load_settings(str(path)), settings) if path.exists() else []

@@ -105,8 +105,7 @@ def _train(run: PreparedRun, grid: Grid, console: Console) -> tuple[Finished, Sc
     strategy = federation.strategy()
     arrays = federation.initial_arrays(strategy)
     if changed := folder.changes_in(out, settings):
-        differences = "; ".join(f"{key} {how}" for key, how in changed.items())
-        line = f"Resuming with other settings: {differences}"
+        line = f"Resuming with other settings: {'; '.join(changed)}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     reports.write_text(out / folder.SETTINGS, settings.to_toml())
     began = time.monotonic()
@@ -216,15 +215,12 @@ def _run_baselines(
 def _run_baseline(federation: Federation, num_rounds: int, path: Path) -> ScoreHistory:
     strategy = federation.strategy()
     measured, record = histories.History(path), strategy.run.record
-    history = run_here(
+    return run_here(
         federation,
         strategy,
         num_rounds=num_rounds,
         on_round=lambda server_round, _: measured.append(record.entry(server_round)),
     )
-    if num_rounds not in history.rounds:
-        raise RuntimeError("no client could evaluate a model; the errors above say why.")
-    return history
 
 
 def _draw_metric(

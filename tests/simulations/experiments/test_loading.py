@@ -54,11 +54,11 @@ def test_what_a_resumed_run_says_has_changed() -> None:
     before = load_settings("mnist-swap")
     changes = ["algorithm.lr.factor=0.8", "client.device=cuda", "report.metrics=['f1']"]
     changes += ["baselines.fedavg.lr=0.1"]  # they run anew in any case
-    assert changed_settings(before, load_settings("mnist-swap", changes=changes)) == {
-        "algorithm.lr.factor": "0.8 (was 0.9)",
-        "client.device": "cuda (was cpu)",
-        "report.metrics": "('f1',) (was ())",
-    }
+    assert changed_settings(before, load_settings("mnist-swap", changes=changes)) == [
+        "algorithm.lr.factor 0.8 (was 0.9)",
+        "client.device cuda (was cpu)",
+        "report.metrics ('f1',) (was ())",
+    ]
 
 
 # --- What is refused ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from fl_admm_strategies import FedGiA
 from simulations.data import load
 from simulations.experiments.experiment import RunConfig, load_experiment
-from simulations.methods import grid_of
+from simulations.methods import run_here
 from tests.simulations.quick_runs import result_of, run
 
 SMALL = ("data.options.clients=4",)
@@ -46,10 +46,9 @@ def of_the_end(name: str, hessian: str, k0: int, seed: int = 1) -> FedGiA:
     changes = (f"algorithm.hessian={hessian}", f"algorithm.local-steps={k0}")
     experiment = load_experiment(RunConfig(name, changes=changes, seed=seed))
     federation = experiment.federation
-    strategy: FedGiA = federation.strategy(fraction_evaluate=0.0)
-    stop, first = strategy.gradient_tolerance(1e-9), federation.initial_arrays(strategy)
-    with grid_of(federation, 1) as grid:
-        strategy.start(grid, first, experiment.settings.training.num_rounds, stop=stop)
+    strategy: FedGiA = federation.strategy()
+    rounds, stop = experiment.settings.training.num_rounds, strategy.gradient_tolerance(1e-9)
+    run_here(federation, strategy, num_rounds=rounds, evaluate_every=rounds, stop=stop)
     return strategy
 
 

@@ -75,13 +75,13 @@ def test_the_table_has_the_run_its_comparisons_and_the_published_numbers() -> No
     columns = ["Acc %", "Std", "Worst 10 %", "Best 10 %", "Num", "ARI", "F1 %", "Cost"]
     assert rows[0][-8:] == columns
     found = {row[0]: [cell.strip() for cell in row[1:]] for row in rows}
-    assert found["personal model"] == ["90.12", "3.45", "81.23", "98.76", "", "", "", "7.33e7"]
+    assert found["personal model"] == ["90.12", "3.45", "81.23", "98.76", "", "", "", "73,261,000"]
     assert found["clusters at ν=0.5"][4:6] == ["4", "1.00"]
     one = found["Ditto: one global model"]
     assert one == ["40.00", "0.00", "0.00", "100.00", "", "", "37.50", ""]
     assert found["FPFC: personal model"][:4] == ["60.00", "10.00", "20.00", "NaN"]
     assert found["LOCAL"] == ["84.97", "", "", "", "–", "–", "–", "0"]
-    assert found["FPFC"] == ["89.46 ±4", "", "", "", "4.00", "1.00", "–", "7.33e7"]
+    assert found["FPFC"] == ["89.46 ±4", "", "", "", "4.00", "1.00", "–", "73,300,000"]
     heads = ["**This run**", "**For comparison**", "**New clients**", "**Published**"]
     assert [row[0] for row in rows if row[0].startswith("**")] == heads
     assert "2,000 rounds in 0:08:12, engine inprocess, seed 7." in text
