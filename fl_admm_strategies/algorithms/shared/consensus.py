@@ -357,9 +357,9 @@ class ConsensusMethod(OneMessageStrategy):
             return self._block.model(self.state.w, self.state.averaged_arrays)
         if not self._here:
             return on_client(self)
-        row = self.state.clients[client_id]
-        model = self._block.model(getattr(row, self.own), self.state.averaged_arrays)
-        return self._buffers.into(model, row)
+        own = getattr(self._row(client_id), self.own)
+        model = self._block.model(own, self.state.averaged_arrays)
+        return self._buffers.into(model, self.state.clients[client_id])
 
     # Joining and leaving
 

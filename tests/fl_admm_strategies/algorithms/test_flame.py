@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from clients import FLAMEClient, client_app
@@ -324,6 +324,16 @@ def test_the_default_starts_where_theta_would_be_had_it_moved_with_w() -> None:
     start = one.theta + one.w
     step = B[:, None] * (start - C) + (start - one.w + one.theta - one.w_i) / 2
     close(two.theta, start - 0.1 * step)
+
+
+def test_a_client_without_a_turn_has_the_global_model_as_its_own() -> None:
+    strategy = FLAME(fraction_train=0.4, seed=3)  # one client of three a round
+    strategy.start(Quadratics().grid(exact=False), ArrayRecord({"theta": Array(np.zeros(2))}), 1)
+    (trained,) = strategy.train_metrics[1]
+    w = strategy.global_arrays["theta"].numpy()
+    assert np.abs(w).max() > 0
+    own = [strategy.personal_arrays(client)["theta"].numpy() for client in range(3)]
+    assert [np.array_equal(theta, w) for theta in own] == [c != trained for c in range(3)]
 
 
 def test_rho_without_a_number() -> None:
