@@ -162,10 +162,6 @@ class AttackingClient(NumPyClient):
         loss, _, metrics = self.client.evaluate(parameters, config)
         return loss, 0, metrics
 
-    def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
-        """Return the client's."""
-        return self.client.get_parameters(config)
-
     def get_properties(self, config: Scalars) -> Scalars:
         """Return the client's."""
         return self.client.get_properties(config)

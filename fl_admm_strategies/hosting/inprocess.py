@@ -29,7 +29,7 @@ from flwr.serverapp import ServerApp
 from ..maths.checks import check_count
 from ..runtime.common.interrupts import Interrupted, interruptible
 from ..runtime.messages.identity import IN_PROCESS
-from ..runtime.messages.records import describe, printable
+from ..runtime.messages.records import describe
 from .grid import LocalGrid, set_message_id
 from .workers import Worker, WorkerDiedError, pack_function
 
@@ -38,8 +38,6 @@ Done: TypeAlias = tuple[Message, Context]
 """A client's reply and the context that it left."""
 
 _FIRST_NODE_ID = 2  # Flower never gives a client the ids 0 and 1, which is the server
-
-_LONGEST_TRACEBACK = 10_000  # characters of a client's
 
 
 class _Failure(NamedTuple):
@@ -442,13 +440,6 @@ class _Unpickler(pickle.Unpickler):
 
 def _failure(error: BaseException) -> _Failure:
     """Return what a client raised as the failure of its message."""
-    return _Failure(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, describe(error), _traceback(error))
-
-
-def _traceback(error: BaseException) -> str:
-    try:
-        return printable("".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:])
-    except Interrupted:
-        raise
-    except BaseException:  # what belongs to it may raise, too
-        return describe(error)
+    frames = "".join(traceback.format_tb(error.__traceback__))  # not its text, which may raise
+    reason = describe(error)
+    return _Failure(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason, f"{reason}\n{frames}")

@@ -26,7 +26,6 @@ Scheme = Literal[
     "noise",
     "dirichlet-quantity",
     "hybrid",
-    "label-group",
     "rotation",
     "iid",
 ]
@@ -72,9 +71,9 @@ def partitioned(
     partition : str
         'label-count' (#label=k shards), 'dirichlet-label' (Dir(beta) label shares), 'noise'
         (Gaussian, variance sigma i / m), 'dirichlet-quantity' (Dir(beta) sizes) or 'hybrid' (half
-        #label=k, half Dir(beta) sizes), all of FLAME; 'label-group' (groups of clients with classes
-        of their own), and IFCA's 'rotation' (groups with pictures turned by 90 or 180 degrees more;
-        each deals all samples), both with known true clusters; and 'iid'. See `partitions`.
+        #label=k, half Dir(beta) sizes), all of FLAME; IFCA's 'rotation' (groups with pictures
+        turned by 90 or 180 degrees more; each deals all samples), with known true clusters; and
+        'iid'. See `partitions`.
     labels_per_client : int
         k of 'label-count' and 'hybrid'.
     beta : float
@@ -82,7 +81,7 @@ def partitioned(
     sigma : float
         sigma of 'noise', 0 or more.
     groups : int
-        Number of groups of 'label-group', and of 'rotation': 1, 2 or 4.
+        Number of groups of 'rotation': 1, 2 or 4.
     overlap : bool
         Of 'hybrid': both groups deal all samples, as in the authors' code, in place of a half each.
         Then a sample may be in one client's test set and in another's training set.
@@ -120,13 +119,11 @@ def partitioned(
         "hybrid": lambda: partitions.hybrid(
             labels, clients, labels_per_client, beta, rng, overlap=overlap
         ),
-        "label-group": lambda: partitions.label_group(labels, clients, groups, rng),
         "rotation": lambda: partitions.in_groups(n, clients, groups, rng),
     }
     by_flower = partial(partitions.by_flower, partition, labels, clients, rng, beta=beta)
     dealt = deal.get(partition, by_flower)()
-    grouped = partition in ("label-group", "rotation")
-    truth = partitions.groups_of(clients, groups) if grouped else None
+    truth = partitions.groups_of(clients, groups) if partition == "rotation" else None
 
     parts = []
     for i, part in enumerate(dealt):
@@ -136,7 +133,7 @@ def partitioned(
         if partition == "noise":
             normal = generator(seed, name, "noise", i).standard_normal(x.shape, np.float32)
             x = x + torch.from_numpy(normal).mul_(partitions.noise_std(sigma, i, clients))
-        if partition == "rotation" and truth is not None:
+        if truth is not None:
             x = _turned(x, QUARTERS[groups] * int(truth[i]))
         train, held_out, test = zip(
             torch.split(x, list(sizes)), torch.split(y, list(sizes)), strict=True

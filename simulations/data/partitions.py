@@ -1,8 +1,7 @@
-"""The ways in which FLAME's experiments deal samples to clients, three for clusters, Flower's.
+"""The ways in which FLAME's experiments deal samples to clients, one for clusters, Flower's.
 
-FLAME's are in its section VI; see docs/methods/flame-notes.md, P13. `label_group` has PACFL's
-(arXiv:2209.10526) clients in groups with classes of their own, and
-`in_groups` IFCA's (arXiv:2006.04088), whose groups see all samples, each in another way.
+FLAME's are in its section VI; see docs/methods/flame-notes.md, P13. `in_groups` has IFCA's groups
+(arXiv:2006.04088), which see all samples, each in another way.
 
 A scheme takes the labels of all samples and returns the sample indices of each
 client, without order; disjoint but for `in_groups`. Quality skew deals `evenly` and adds noise of
@@ -230,33 +229,6 @@ def groups_of(clients: int, groups: int) -> Index:
     if not 1 <= groups <= clients:
         raise ValueError(f"groups is {groups}, expected 1 to {clients}, the number of clients.")
     return np.arange(clients) * groups // clients
-
-
-def label_group(labels: Index, clients: int, groups: int, rng: np.random.Generator) -> list[Index]:
-    """Give each group of clients classes of its own, at random, dealt evenly inside the group.
-
-    Parameters
-    ----------
-    labels, clients, rng
-        See `label_count`.
-    groups : int
-        Number of groups; see `groups_of`.
-
-    Raises
-    ------
-    ValueError
-        If there are not as many classes, or clients, as groups.
-    """
-    group, classes = groups_of(clients, groups), np.unique(labels)
-    if groups > len(classes):
-        raise ValueError(
-            f"groups is {groups}, expected at most {len(classes)}, the number of classes."
-        )
-    dealt: list[Index] = []
-    for k, chosen in enumerate(np.array_split(rng.permutation(classes), groups)):
-        samples = rng.permutation(np.flatnonzero(np.isin(labels, chosen)))
-        dealt += np.array_split(samples, np.count_nonzero(group == k))
-    return dealt
 
 
 def in_groups(n: int, clients: int, groups: int, rng: np.random.Generator) -> list[Index]:

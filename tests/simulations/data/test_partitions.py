@@ -8,11 +8,9 @@ import pytest
 from simulations.data.partitions import (
     by_flower,
     dirichlet_quantity,
-    groups_of,
     hybrid,
     in_groups,
     label_count,
-    label_group,
 )
 from tests.support.refusals import refused
 
@@ -63,17 +61,6 @@ def test_quantity_shares_and_their_minimum(shares: list[float], sizes: list[int]
     assert [len(part) for part in dealt] == sizes
 
 
-def test_groups_have_classes_of_their_own() -> None:
-    dealt = label_group(LABELS, 10, 4, generator(1))
-    labels = [frozenset(LABELS[part]) for part in dealt]
-    group = groups_of(10, 4)
-    assert group.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
-    assert [len(part) for part in dealt] == [300, 300, 300, 450, 450, 200, 200, 200, 300, 300]
-    assert [len(set(np.array(labels)[group == k])) for k in range(4)] == [1] * 4
-    assert frozenset.union(*labels) == frozenset(range(10))
-    assert sum(map(len, set(labels))) == 10
-
-
 @pytest.mark.parametrize(
     ("deal", "named"),
     [
@@ -84,7 +71,6 @@ def test_groups_have_classes_of_their_own() -> None:
             ["clients=50", "beta=0.1"],
         ),
         (lambda rng: hybrid(LABELS, 1, 2, 0.5, rng), ["clients", 1]),
-        (lambda rng: label_group(LABELS, 20, 11, rng), ["groups", 11]),
         (lambda rng: in_groups(12, 5, 0, rng), ["groups", 0]),
     ],
 )

@@ -13,7 +13,7 @@ from tests.support.refusals import refused
 FREE = [("digits-swap", {}), ("synthetic-s1", {"clients": 4}), ("synthetic-s5", {"clients": 3})]
 SAMPLES = [
     *FREE,
-    *(("digits", {"partition": scheme}) for scheme in ("label-count", "noise", "label-group")),
+    *(("digits", {"partition": scheme}) for scheme in ("label-count", "noise")),
 ]
 
 
@@ -50,7 +50,6 @@ GOLDEN = [
             "noise": (1955707008, 35072.25238580807),
             "dirichlet-quantity": (3483817667, 35107.375),
             "hybrid": (3277915053, 31480.9375),
-            "label-group": (1713912763, 35107.375),
             "rotation": (1204259249, 140429.5),
             "dirichlet-label": (1474081000, 35107.375),
             "iid": (3982309692, 35107.375),
