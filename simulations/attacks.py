@@ -13,7 +13,6 @@ as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -26,7 +25,6 @@ from clients.toolkit.round.app import ClientFn
 from clients.toolkit.solving.steps import Scalars
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import Positive, WholeNumber, check_fields
-from fl_admm_strategies.runtime.messages import records as wire
 
 LABELS: Final = "random-labels"
 Kind = Literal["same-value", "sign-flip", "gaussian", "one-huge", "random-labels"]
@@ -150,9 +148,8 @@ class AttackingClient(NumPyClient):
         uploaded, num_examples, metrics = self.client.fit(parameters, config)
         if config.get("handshake") or self.attack.kind == LABELS:
             return uploaded, num_examples, metrics
-        upload = dict(zip(_upload_names(config, len(uploaded)), uploaded, strict=True))
-        server_round = int(config.get("server-round", 0))
-        forged = self.attack.replace(upload, self.client_id, server_round)
+        upload = {str(place): array for place, array in enumerate(uploaded)}
+        forged = self.attack.replace(upload, self.client_id, int(config.get("server-round", 0)))
         return list(forged.values()), num_examples, metrics
 
     def evaluate(
@@ -165,13 +162,6 @@ class AttackingClient(NumPyClient):
     def get_properties(self, config: Scalars) -> Scalars:
         """Return the client's."""
         return self.client.get_properties(config)
-
-
-def _upload_names(config: Mapping[str, Any], count: int) -> list[str]:
-    if (wanted := config.get(wire.UPLOAD)) is not None:
-        return wire.read_names(wire.UPLOAD, wanted)
-    groups = wire.parse_groups(config)  # none from a plain FedAvg server
-    return [str(place) for place in range(count)] if groups is None else next(iter(groups.values()))
 
 
 def attacked_client_fn(client_fn: ClientFn, attack: Attack) -> ClientFn:

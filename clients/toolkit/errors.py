@@ -16,7 +16,6 @@ _HOUSE = Path(fl_admm_strategies.__file__).parents[1]
 _NOT_USERS = tuple(
     str(_HOUSE / folder) + "/" for folder in ("fl_admm_strategies", "clients", "simulations")
 ) + tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
-_MOST_SHOWN = 100  # texts of errors that are remembered
 _shown: set[str] = set()
 
 
@@ -29,7 +28,7 @@ def reported(error: BaseException) -> str:
     text, frames = describe(error), _users_frames(error)
     if not frames:
         return text
-    if text not in _shown and len(_shown) < _MOST_SHOWN:
+    if text not in _shown:
         _shown.add(text)
         log(ERROR, "A client raised %s\n%s", text, "".join(traceback.format_list(frames)))
     inmost = [frame for frame in frames if _is_users(frame)][-1]

@@ -544,7 +544,7 @@ class Run:
         any_sent = bool(self.validation.sent)
         failure = self.validation.last_refusal  # that of the training says more
         accepted, lost = self.validation.accept(server_round, replies, spec=None)
-        hopeless = self.validation.explain() if self.validation.all_failed_alike else ""
+        reason, alike = self.validation.explain(), self.validation.all_failed_alike
         self.validation.last_refusal = failure
         self._on_state_lost(server_round, lost)
         # A client without test data says so with 0 examples; it has no say in the means.
@@ -552,10 +552,8 @@ class Run:
         if not accepted:
             if any_sent:
                 log(WARNING, "round %s: no usable evaluation", server_round)
-            if hopeless and not self.record.evaluate_metrics and not self.is_ending:
-                raise RuntimeError(
-                    f"No client could be evaluated, so the run ends. The last refusal: {hopeless}"
-                )
+            if alike and not self.record.evaluate_metrics and not self.is_ending:
+                raise RuntimeError(f"No client could be evaluated, so the run ends. {reason}")
             return {}
         clients = {i: reply.metrics for i, reply in accepted.items()}
         self.record.evaluate_metrics[server_round] = clients

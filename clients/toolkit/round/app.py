@@ -203,15 +203,12 @@ class _Host:
 
         Raised, it would be logged with the frames of each engine that it comes through.
         """
-        before = dict(context.state)
-        try:
+        before, failed = dict(context.state), dict[Any, RawReply]()
+        with _failing_alone(0, failed):
             return self._answer(message, context)
-        except Interrupted:
-            raise
-        except BaseException as error:
-            context.state = RecordDict(before)
-            failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reported(error))
-            return Message(failure, reply_to=message)
+        context.state = RecordDict(before)
+        failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, failed[0].error)
+        return Message(failure, reply_to=message)
 
     def _answer(self, message: Message, context: Context) -> Message:
         client, trains = _numpy_client(self.client_fn(context)), _trains(message)

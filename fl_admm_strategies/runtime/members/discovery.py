@@ -143,31 +143,28 @@ class Discovery:
             if found >= needed and not missing and not silent:
                 return
             # Simulated nodes answer as soon as their processes have imported all they need.
-            starting = runs_on_ray() and not self._identities
-            if wait.is_over(_STARTING if starting else 1):
+            unanswered = bool(silent) and not self._identities
+            if wait.is_over(_STARTING if unanswered and runs_on_ray() else 1):
                 if found >= at_least and (allow_missing or not missing):
                     self._warn_of_missing(found, 0 if wanted else needed, silent)
                     return
-                absent = unheard = ""
-                if missing:
-                    absent = f" The saved run's clients {listing(missing)} are missing."
-                if silent and not self._identities:
+                if unanswered:
                     raise TimeoutError(
                         f"Waited {timeout:g} s: none of {len(silent)} connected nodes has said "
                         "which clients it hosts. Where their processes are still starting, raise "
                         "node_timeout; else look into the nodes' own logs."
                     )
-                if silent:
-                    unheard = f" Nodes {listing(silent)} did not say which clients they host."
+                absent = f" The saved run's clients {listing(missing)} are missing."
+                unheard = f" Nodes {listing(silent)} did not say which clients they host."
                 raise TimeoutError(
                     f"Waited {timeout:g} s: {found} clients on {len(self._connected)} nodes "
-                    f"connected, the strategy needs {needed}.{absent} In a "
+                    f"connected, the strategy needs {needed}.{absent if missing else ''} In a "
                     "simulation, ask for more nodes: flwr run . --federation-config "
                     f"'num-supernodes={needed}' (the default is 2). In a deployment, start more "
                     "SuperNodes, or lower min_available_nodes, or raise node_timeout."
-                    f"{unheard}{self._trouble}"
+                    f"{unheard if silent else ''}{self._trouble}"
                 )
-            wait.go_on(found, needed, starting=bool(silent) and not self._identities)
+            wait.go_on(found, needed, starting=unanswered)
 
     def _warn_of_missing(self, found: int, needed: int, silent: Sequence[int]) -> None:
         """Say without whom a run begins, of so many that most nodes say there are."""

@@ -370,20 +370,13 @@ def brief(text: str) -> str:
     most = 4 * _LONGEST_REASON
     if cut := len(text) > 2 * most:  # before the work
         text = f"{text[:most]} {text[-most:]}"
-    line = " ".join(printable(text).split())
+    # A terminal takes some of it as commands, and marks of the writing direction show a line as
+    # another than it is.
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     if not cut and len(line) <= _LONGEST_REASON:
         return line
     half = _LONGEST_REASON // 2  # the end of a traceback says most
     return f"{line[:half]} ... {line[-half:]}"
-
-
-def printable(text: str) -> str:
-    """Return text with spaces for all that does not print, but the ends of its lines.
-
-    A terminal takes some of it as commands, and marks of the writing direction show a line as
-    another than it is.
-    """
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
 
 def describe(error: BaseException) -> str:

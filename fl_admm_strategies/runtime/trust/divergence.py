@@ -152,9 +152,10 @@ class DivergenceMonitor:
         if server_round == 1 and self._starts:
             self._least = median_low(self._starts.values())
         losses = {c: reply.metrics[LOSS] for c, reply in replies.items() if LOSS in reply.metrics}
-        starts = self._starts
         known = [
-            (_rise(starts[c], loss), loss, starts[c]) for c, loss in losses.items() if c in starts
+            (_rise(first, losses[c]), losses[c], first)
+            for c, first in self._starts.items()
+            if c in losses
         ]
         if known and not self._warned:
             rise, now, first = median_low(known)
