@@ -7,7 +7,9 @@ processes and Flower's legacy API, and the clients that fail in them.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -214,6 +216,11 @@ def test_every_way_to_lose_a_ray_actor_ends_the_run(
     with refused(RuntimeError, "Ray actor", "--resume", error):
         identity.check_actor(Error(ErrorCode.UNKNOWN, reason))
     identity.check_actor(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason))  # a client's words
+
+
+def test_ray_may_be_half_imported_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    assert not identity.runs_on_ray()
 
 
 # --- A fixed layout repeats its bits --------------------------------------------------------------

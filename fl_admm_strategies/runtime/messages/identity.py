@@ -37,7 +37,8 @@ MOST_CLIENTS = 2**31
 def runs_on_ray() -> bool:
     """Return whether Flower's simulation engine runs in this process."""
     ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
+    # Another thread may be importing it.
+    return bool(getattr(ray, "is_initialized", bool)())
 
 
 IN_PROCESS: ContextVar[bool] = ContextVar("IN_PROCESS", default=False)
