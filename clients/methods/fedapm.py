@@ -55,8 +55,7 @@ class FedAPMClient(ProximalClient, SplitClient[Any]):
             yield Minimisation(objective, message.lr, message.personal_epochs)
         metrics, upload, _ = yield from super().local_steps(turn)
         kept = self.kept(message)  # not before: the steps on u move a personal norm's statistics
-        shared = {name: array for name, array in upload.items() if V + name not in kept}
-        return metrics, shared, kept
+        return metrics, {n: array for n, array in upload.items() if V + n not in kept}, kept
 
     def terms(self, turn: Turn) -> list[ProximalTerm]:
         """Add sigma/2 ||v - v_i||^2; a term counts in the steps that move its block."""

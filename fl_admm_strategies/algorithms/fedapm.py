@@ -130,32 +130,29 @@ class FedAPM(FedADMM):
         """By default v has no epochs alone: all epochs move both parts at once."""
         given = super().shared_fields(server_round)
         if not self.published and self.personal is not None:
-            epochs = self.local_epochs + self.personal_epochs
-            given |= {"local_epochs": epochs, "personal_epochs": 0}
+            both = self.local_epochs + self.personal_epochs
+            given |= {"local_epochs": both, "personal_epochs": 0}
         return given
 
     def client_fields(self, client_id: int) -> dict[str, Any]:
         """Add alpha_i m, and xi_i (10) where steps are accuracy-tested."""
         share = self.weight_of(client_id) * self.membership.num_initial
         given = super().client_fields(client_id) | {"share": share}
-        if self.tolerance is None:
-            return given
-        turn = int(self.state.clients[client_id].turns) + 1
-        given["tolerance"] = self.tolerance * self.tolerance_decay**turn
-        return given | {"loss_weight": share}
+        if self.tolerance is not None:
+            turn = int(self.state.clients[client_id].turns) + 1
+            tolerance = self.tolerance * self.tolerance_decay**turn
+            given |= {"tolerance": tolerance, "loss_weight": share}
+        return given
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedAPMEvaluation]:
         """Send every client w, and its row where it may not hold it; v_i is with the clients."""
-        model, names = self.global_model(), self._block.names
-        instructions = {}
-        for client in client_ids:
-            row = ConsensusMethod.client_fields(self, client)
-            instructions[client] = FedAPMEvaluation(
-                model, row["start"], row["rule"], names, self.personal
-            )
-        return instructions
+        model, names, fields = self.global_model(), self._block.names, ConsensusMethod.client_fields
+        return {
+            c: FedAPMEvaluation(model, **fields(self, c), optimised=names, personal=self.personal)
+            for c in client_ids
+        }
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w, the shared arrays; the clients' own models stay with them."""

@@ -205,22 +205,21 @@ class _Host:
         """
         before, failed = dict(context.state), dict[Any, RawReply]()
         with _failing_alone(0, failed):
-            return self._answer(message, context)
+            client, trains = _numpy_client(self.client_fn(context)), _trains(message)
+            given = _only_instruction(message, self._may_collect(context))
+            if used := mods_for(given, trains, self.mods):
+
+                def innermost(seen: Message, own: Context) -> Message:
+                    asked = _only_instruction(seen, self._may_collect(own))
+                    reply = _reply(client, asked, trains)
+                    return Message(pack_replies({None: reply}), reply_to=seen)
+
+                return through(used, message, context, innermost)
+            reply = _reply(client, given, trains)
+            return Message(pack_replies({None: reply}), reply_to=message)
         context.state = RecordDict(before)
         failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, failed[0].error)
         return Message(failure, reply_to=message)
-
-    def _answer(self, message: Message, context: Context) -> Message:
-        client, trains = _numpy_client(self.client_fn(context)), _trains(message)
-        given = _only_instruction(message, self._may_collect(context))
-
-        def innermost(seen: Message, own: Context) -> Message:
-            asked = given if seen is message else _only_instruction(seen, self._may_collect(own))
-            return Message(pack_replies({None: _reply(client, asked, trains)}), reply_to=seen)
-
-        if used := mods_for(given, trains, self.mods):
-            return through(used, message, context, innermost)
-        return innermost(message, context)
 
     def handle_several(self, message: Message, context: Context) -> Message:
         """Have the clients do what a message asks for; one that raises fails alone."""
