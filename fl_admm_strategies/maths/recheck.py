@@ -186,16 +186,16 @@ class Recheck:
         for group in np.flatnonzero(~changes):
             members = labels == group
             halves = [members & (cells == cell) for cell in np.unique(cells[members])]
-            is_clear = any(score(answers, half, HALF) > SPLIT_OF_A_HALF for half in halves)
+            is_clear = any(_score(answers, half, HALF) > SPLIT_OF_A_HALF for half in halves)
             if len(halves) == 2 and (is_clear or _agree(answers, halves, HALF, SPLIT)):
                 known = np.isfinite(answers[:, members, HELD_OUT]).all(axis=0)
                 least = CONFIRMED * np.sqrt(known.sum())
-                if known.any() and score(answers, members, HELD_OUT) <= least:
+                if known.any() and _score(answers, members, HELD_OUT) <= least:
                     continue
                 gain = [
                     half
                     for half in halves
-                    if _middle(gained[half]) > 0 and score(said, half, HALF) > GAINS
+                    if _middle(gained[half]) > 0 and _score(said, half, HALF) > GAINS
                 ]
                 worth = gained - (AT_ALL if len(gain) == 2 else MATTERS) * np.abs(losses)
                 if all(_middle(worth[half]) <= 0 for half in gain):
@@ -229,12 +229,12 @@ def _agree(
     answers: NDArray[np.float64], parts: list[NDArray[np.bool_]], choice: int, least: float
 ) -> bool:
     """Return whether a choice is clearly better for two parts as one, and bad for neither."""
-    return score(answers, parts[0] | parts[1], choice) > least and all(
-        score(answers, part, choice) >= AGAINST for part in parts
+    return _score(answers, parts[0] | parts[1], choice) > least and all(
+        _score(answers, part, choice) >= AGAINST for part in parts
     )
 
 
-def score(answers: NDArray[np.float64], rows: NDArray[np.bool_], choice: int) -> float:
+def _score(answers: NDArray[np.float64], rows: NDArray[np.bool_], choice: int) -> float:
     """Return the sum of some clients' gains, in standard errors; 0 without an answer."""
     gains, errors = answers[:, rows, choice]
     known = np.isfinite(gains) & np.isfinite(errors)

@@ -3,7 +3,6 @@
     python -m tests.benchmarks.fpfc_end --quick --csv quick.csv       # eight families
     python -m tests.benchmarks.fpfc_end 4x5 shared --seeds 1-3 --csv end.csv
     python -m tests.benchmarks.fpfc_end s1 --last 2000 --csv long.csv
-    python -m tests.benchmarks.fpfc_end FashionMNIST --seeds 1-5 --last 50 --csv question.csv
     python -m tests.benchmarks.fpfc_end 50x100 --seeds 1 --methods FPFC --last 100 --csv large.csv
     python -m tests.benchmarks.fpfc_end --csv end.csv --print         # the tables of docs/methods
 
@@ -201,12 +200,6 @@ def mlp(data: FederatedData, norm: bool = False) -> nn.Module:
     )
 
 
-def pictures(data: FederatedData) -> nn.Module:
-    """Return a network with 32 hidden units for pictures."""
-    pixels = math.prod(data.input_shape)
-    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 32), nn.ReLU(), nn.Linear(32, 10))
-
-
 class Adapted(nn.Module):
     """A frozen linear layer with a trained addition of rank 4."""
 
@@ -335,13 +328,6 @@ FAMILIES = {
     "LoRA": Family(
         partial(digits, conventions=SWAPS[:4], clients=12, test=20, skip=PRETRAINED), lora
     ),
-    "FashionMNIST": Family(
-        lambda seed: load("tests.benchmarks.families:fashion_mnist", seed, samples=2400),
-        pictures,
-        lr=0.05,
-        local_epochs=2,
-        batch_size=40,
-    ),
     **{name: synthetic(name) for name in ("s1", "s2", "s3", "s4", "s5")},
     "Housing, Body fat": Family(
         lambda seed: load("housing-bodyfat", seed),
@@ -352,8 +338,8 @@ FAMILIES = {
 }
 RMSE = {"Housing, Body fat"}
 """Those that are scored by an error; their gains are percent of it, positive where it is less."""
-NAMED = ["50x100", "FashionMNIST"]
-"""Run where they are named only: 5,000 clients, and runs of 50 rounds."""
+LARGE = ["50x100"]
+"""Run where it is named only: 5,000 clients."""
 QUICK = ["4x5", "1, 2, 3, 10", "40 + 1", "shared + own", "5 to 20 samples", "continuum .05"]
 QUICK += ["digits, 8 swaps", "Housing, Body fat"]
 
@@ -615,7 +601,7 @@ def read(path: Path) -> list[Row]:
 def main() -> None:
     """Run what is missing in the CSV, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("families", nargs="*", help="by default all but 50x100 and FashionMNIST")
+    parser.add_argument("families", nargs="*", help="by default all but the large one")
     parser.add_argument("--quick", action="store_true", help="eight families")
     parser.add_argument("--seeds", default="1-3", help="e.g. 1-3")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
@@ -630,7 +616,7 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     first, _, end = given.seeds.partition("-")
     seeds = range(int(first), int(end or first) + 1)
-    all_of_them = [name for name in FAMILIES if name not in NAMED]
+    all_of_them = [name for name in FAMILIES if name not in LARGE]
     names = given.families or (QUICK if given.quick else all_of_them)
     for seed, name, method in () if given.print else product(seeds, names, given.methods):
         cell = {"family": name, "seed": str(seed), "method": method, "rounds": str(given.last)}

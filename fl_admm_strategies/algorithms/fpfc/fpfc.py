@@ -39,9 +39,9 @@ from ...runtime.messages.schema import Instructions
 from ...runtime.trust.limit import UploadLimit
 from ..shared.base import OwnBuffers
 from ..shared.stepsum import COLUMN, FIXED_PULL, noted_step_sum, pull_by
-from . import finding, own, recheck, together  # noqa: F401 (the stages of a search)
+from . import finding, recheck, together  # noqa: F401 (the stages of a search)
 from .diagnostics import FPFCDiagnostics, diagnose
-from .messages import CLUSTER_FIRST, KINDS, MEAN_DUAL
+from .messages import CLUSTER_FIRST, KINDS, MEAN_DUAL, LateInstruction
 from .newcomers import FPFCNewcomers
 from .path import LambdaPath, PathProgress
 from .search import GroupSearch
@@ -85,8 +85,7 @@ class FPFC(FusionStrategy):
         With "auto": rounds in which all clients train one model, before they part.
     validation_share : float (default: 0.2)
         The share of its samples, below 1, that a client holds out unless it has a
-        ``validation_loader``: with "auto" until the middle of what the search has left, on a path
-        of lambdas always.
+        ``validation_loader``: with "auto" until the groups are found, on a path of lambdas always.
     report_diagnostics : bool (default: False)
         Let clients that evaluate report two gradient norms as well, which costs each two passes
         over its training data; see `diagnostics()`.
@@ -193,11 +192,11 @@ class FPFC(FusionStrategy):
             return PathProgress(self, self.penalty)
         if self.penalty != "auto":  # a penalty holds far clients off by itself
             return PenaltySource(self, self.penalty)
-        search = GroupSearch(self)
         if self.max_norm is None:
             self.run.limit = UploadLimit(
-                self, "auto", is_loose=self._is_settled, is_free=search.is_free
+                self, "auto", is_loose=self._is_settled, is_free=self._is_late
             )
+        search = GroupSearch(self)
         log(
             INFO,
             "The groups of the clients are searched for in the first %s rounds or a few more",
@@ -207,6 +206,10 @@ class FPFC(FusionStrategy):
 
     def _is_settled(self) -> bool:
         return not self.state.source.waits_for_all
+
+    def _is_late(self, sent: ClientInstruction) -> bool:
+        """Return whether an upload is that of a client that trained alone, and moves no other."""
+        return sent.config.get("task") == LateInstruction.__name__
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Start with the mean of the buffers."""

@@ -36,19 +36,15 @@ class Reprobe(AllClients):
         if not ids or (found.rechecks and now.rounds_left <= FUSION_ROUNDS):
             self.end()
             return "Together"
-        self.take_groups(ids)
+        labels = numbered([found.groups[client] for client in ids])
+        omega = self.fpfc.state.pairs.omega[[members.row(client) for client in ids]]
+        found.try_groupings(ids, [labels], omega)
         return None
-
-    def take_groups(self, ids: Sequence[int]) -> None:
-        """Let these clients set out from the models of their present groups."""
-        labels = numbered([self.found.groups[client] for client in ids])
-        rows = [self.fpfc.membership.row(client) for client in ids]
-        self.found.try_groupings(ids, [labels], self.fpfc.state.pairs.omega[rows])
 
     def take(self, server_round: int, replies: Replies) -> Next:
         """Keep where clients came to; the others do not vote."""
         self.found.local = {client: self.uploads(reply)[0] for client, reply in replies.items()}
-        return "Ask" if self.found.asked else "Judge"
+        return "Judge"
 
     def end(self) -> None:
         """Let this be the last re-check, and forget the probes, which no later stage needs."""

@@ -8,7 +8,7 @@ lambda", has the reasons and the evidence.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import combinations
@@ -43,8 +43,7 @@ from .source import (
     scad,
 )
 
-STAGES = ["OneModel", "Probe", "Refit", "Choice", "Reprobe", "Judge", "Together", "Own", "Ask"]
-STAGES += ["Fusion"]
+STAGES = ("OneModel", "Probe", "Refit", "Choice", "Reprobe", "Judge", "Together", "Fusion")
 """In the order in which a run first comes to them; groups that train are probed again."""
 
 # docs/methods/fpfc-notes.md has the evidence for these, and those beside the stages.
@@ -74,9 +73,6 @@ class FoundGroups:
         b, between the models of two groups as they came out of the search; NaN for one group.
     lam_needed : float
         The least lambda that can hold these groups together (docs/methods/fpfc-notes.md, P4).
-    asked : int
-        The round from which on clients were asked whether their own models are better than their
-        groups'; 0 before.
     fused_from, fused_until : int
         The round before the first of FPFC's own, and the last one where they raised the losses and
         were given up; 0 for none, as long as every group trains one model.
@@ -91,7 +87,6 @@ class FoundGroups:
     chosen: int = 0
     smallest_distance: float = 0.0
     lam_needed: float = 0.0
-    asked: int = 0
     fused_from: int = 0
     fused_until: int = 0
     lam_inside: float = 0.0
@@ -278,17 +273,6 @@ class GroupSearch(PenaltySource):
     def groups_of(self, client_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return the groups of clients; -1 for one that has none yet."""
         return np.array([self.found.groups.get(client, -1) for client in client_ids], np.int64)
-
-    def lone(self) -> set[int]:
-        """Return the clients that are alone in their groups."""
-        groups = self.found.groups
-        sizes = Counter(groups.values())
-        return {client for client, group in groups.items() if sizes[group] == 1}
-
-    def is_free(self, client: int) -> bool:
-        """Return whether a client's upload is its own model, and part of no other."""
-        is_own = client in self.lone() | self.outside and not self.waits_for_all
-        return is_own or STAGES[self.found.stage] == "Own"
 
     def weights(self) -> NDArray[np.float64]:
         """Return how much every client counts in its group: n_i over the group's mean."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...maths.blocks import Arrays, prefixed
 from ...maths.clustering import cluster_models
 from ...maths.pairs import Groups, PairwiseStore
-from .messages import HELD_OUT_LOSS, FPFCInstruction, HoldOutInstruction, LateInstruction
+from .messages import HELD_OUT_LOSS, LateInstruction
 from .search import FUSION_ROUNDS, PROBE_FACTOR, Next, Stage, reported
 from .source import Messages, Replies, Round, Vector, scad
 
@@ -87,29 +87,18 @@ class Together(Settled):
         Few are `FUSION_ROUNDS`, in a short run as many as there were since the search.
         """
         rounds_since = now.number - self.found.last_round
-        if self._is_asked_later(now) and now.rounds_left <= rounds_since:
-            return "Own"
         if now.rounds_left > min(FUSION_ROUNDS, rounds_since) or self.found.fused_until > 0:
             return None
         self.found.fused_from = now.number - 1
         log(INFO, "round %s: the groups' models are trained; FPFC's own rounds begin", now.number)
         return "Fusion"
 
-    def _is_asked_later(self, now: Round) -> bool:
-        """Return whether clients in groups are still to say if they are better alone."""
-        are_grouped = len(self.search.lone()) < len(self.found.groups)
-        return are_grouped and not self.found.asked and 0 < now.rounds_left < np.inf
-
     def messages(self, now: Round) -> Messages:
         """Let the sampled clients train their group's model."""
         messages, omega = dict(self.late_messages(now)), self.fpfc.state.pairs.omega
-        old = [client for client in now.sampled if client in self.found.groups]
-        # The question is to be on samples that no model has been trained on.
-        later = self.fpfc.hold_out(old) if self._is_asked_later(now) else {}
-        for client in old:
-            kind = HoldOutInstruction if later else FPFCInstruction
-            model, fields = omega[self.fpfc.membership.row(client)], later.get(client, {})
-            messages[client] = now.alone(client, model, kind, **fields)
+        for client in now.sampled:
+            if client in self.found.groups:
+                messages[client] = now.alone(client, omega[self.fpfc.membership.row(client)])
         return messages
 
     def take_models(self, rows: list[int], omega: Vector) -> NDArray[np.intp]:
@@ -144,10 +133,9 @@ class Fusion(Settled):
         """Ask the sampled clients for (5)."""
         rho, members = self.fpfc.state.pairs.rho, self.fpfc.membership
         old = [client for client in now.sampled if client in self.found.groups]
-        weights, lone = self.search.weights(), self.search.lone()
+        weights = self.search.weights()
         most = max(rho, 0.5 / now.lr)  # descent by a larger pull may diverge
         pulls = {client: min(rho / weights[members.row(client)], most) for client in old}
-        pulls |= dict.fromkeys(lone & pulls.keys(), 0.0)
         return {**self.late_messages(now), **now.fusion(old, now.zeta(old), rho=pulls)}
 
     def take_models(self, rows: list[int], omega: Vector) -> NDArray[np.intp]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, as_dtype
 from ...maths.checks import check_positive, listing
-from ..messages.records import Metrics, Reply
+from ..messages.records import ClientInstruction, Metrics, Reply
 from ..uploads import Altered
 
 MaxNorm = float | Literal["auto"] | None
@@ -57,7 +57,7 @@ class UploadLimit:
     is_loose : callable, optional
         Returns whether the factor is `LOOSE` now, and what is beyond it refused.
     is_free : callable, optional
-        Returns of a client whether its upload is not bounded.
+        Returns of what a client was sent whether its upload is not bounded.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class UploadLimit:
         *,
         clips: bool = True,
         is_loose: Callable[[], bool] = lambda: False,
-        is_free: Callable[[int], bool] = lambda client: False,
+        is_free: Callable[[ClientInstruction], bool] = lambda sent: False,
     ) -> None:
         if max_norm not in (None, "auto", math.inf):
             if isinstance(max_norm, str):
@@ -92,7 +92,9 @@ class UploadLimit:
     def apply(self, server_round: int, replies: dict[int, Reply]) -> Altered:
         """Return what may be used of a round's replies, and why others may not."""
         # Who uploads nothing is at no distance, and would draw the median to 0.
-        moved = [c for c, reply in replies.items() if reply.arrays and not self._is_free(c)]
+        moved = [
+            c for c, reply in replies.items() if reply.arrays and not self._is_free(reply.sent)
+        ]
         if self.max_norm == math.inf or not moved:
             return Altered(replies, {})
         reference = self._algorithm.upload_reference

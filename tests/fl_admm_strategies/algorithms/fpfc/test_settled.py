@@ -43,7 +43,7 @@ from tests.support.pairs import v_of
 from tests.support.slopes import app_of, client_of
 
 LATE = JUDGE + PROBE_ROUNDS + 1
-QUESTION, PAIRS, LAST = JUDGE + 4, JUDGE + 6, JUDGE + 9  # groups train from JUDGE to the question
+PAIRS, LAST = JUDGE + 4, JUDGE + 7  # groups train together in rounds 13 to 15, pairs in 16 to 19
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_a_group_trains_one_model_the_mean_by_examples_and_sends_it_to_all() -> 
     seen: dict[int, Any] = {}
     run(strategy, LAST, grid, on_round=lambda r, metrics: seen.setdefault(r, omega(strategy)))
     assert strategy.clusters().tolist() == GROUPS
-    for server_round in range(JUDGE + 1, QUESTION):
+    for server_round in range(JUDGE + 1, PAIRS):
         for message in grid.phase(MessageType.TRAIN, server_round):
             client = message.metadata.dst_node_id - FIRST
             sent = flat(from_array_record(message.content["arrays"]))
@@ -179,7 +179,7 @@ def test_a_silent_client_is_in_no_pair_no_cluster_and_no_mean(
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [LATE, LAST + 1])
 def test_a_client_that_comes_later_says_which_group_suits_it(late: int) -> None:
-    # It comes before the pairs begin, and after.
+    # Together until round 15, pairs from then on: it comes before and after.
     silent = {r: without(3) for r in range(PROBE, late)}
     strategy = auto(fraction_train=1.0)
     grid = Federation(app(), NUM_CLIENTS, spoil=silent)
