@@ -71,10 +71,7 @@ LIMITS: dict[str, tuple[Callable[[], StatefulStrategy], Callable[..., NumPyClien
     "CFL, eps1 = 0": (lambda: setting("CFL", 0.0, 1.0, weights="size"), of.CFLClient),
     "PACFL, 90 degrees": (lambda: setting("PACFL", 90.0), of.PACFLClient),
     "IFCA of one": (lambda: setting("IFCA", 1, weights="size"), of.IFCAClient),
-    "FedAvgFT's global model": (
-        lambda: setting("FedAvgFT", fraction_evaluate=1),
-        of.FedAvgFTClient,
-    ),
+    "FedAvgFT's global model": (lambda: setting("FedAvgFT"), of.FedAvgFTClient),
     # The personal step comes second and changes nothing of the first.
     "Ditto's global model": (lambda: setting("Ditto", weights="size"), of.DittoClient),
     "FedAlt, nothing personal": (lambda: setting("FedAlt", None), of.FedAltClient),

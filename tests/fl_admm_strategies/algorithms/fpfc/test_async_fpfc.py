@@ -182,7 +182,7 @@ def test_a_reply_that_does_not_come_within_the_timeout_is_asked_for_again(
     began = time.monotonic()
     run(3, grid=grid, start={"timeout": 0.3})
     assert time.monotonic() - began >= 0.3
-    assert warnings_in(caplog.records, "round 3", "client 1", "timeout")
+    assert warnings_in(caplog.records, "clients [0, 1]", "timeout")
 
 
 # --- Faults ---------------------------------------------------------------------------------------

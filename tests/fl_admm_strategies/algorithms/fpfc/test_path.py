@@ -97,7 +97,8 @@ def test_the_lambda_that_is_worse_is_taken_back() -> None:
     taken = strategy.diagnostics().path
     assert taken.last_rounds.tolist() == [4, 8, 12, 16]
     assert taken.chosen == 2
-    assert strategy.penalty_in_use.lam == strategy.diagnostics().lam == 0.5
+    assert strategy.penalty_in_use.penalty.lam == 0.5
+    assert strategy.penalty_in_use.lam == strategy.diagnostics().lam
     assert taken.values[3] > taken.values[2]
     assert taken.values[2] <= taken.values[1] <= taken.values[0]
     # Round 16 ends as round 12 did, to the bit.
