@@ -13,9 +13,11 @@ import fl_admm_strategies
 from fl_admm_strategies.runtime.messages.records import describe
 
 _HOUSE = Path(fl_admm_strategies.__file__).parents[1]
-_NOT_USERS = tuple(
-    str(_HOUSE / folder) + "/" for folder in ("fl_admm_strategies", "clients", "simulations")
-) + tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+_NOT_USERS = (
+    "<",  # code without a file
+    *(f"{_HOUSE / folder}/" for folder in ("fl_admm_strategies", "clients", "simulations")),
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+)
 _shown: set[str] = set()
 
 
@@ -25,21 +27,13 @@ def reported(error: BaseException) -> str:
     The first of a text is logged with the frames from there on. An error that no code of the user's
     is in is a sentence of the library, or of PyTorch about what the library was given.
     """
-    text, frames = describe(error), _users_frames(error)
-    if not frames:
+    text, frames = describe(error), traceback.extract_tb(error.__traceback__)
+    users = [k for k, frame in enumerate(frames) if not frame.filename.startswith(_NOT_USERS)]
+    if not users:
         return text
     if text not in _shown:
         _shown.add(text)
-        log(ERROR, "A client raised %s\n%s", text, "".join(traceback.format_list(frames)))
-    inmost = [frame for frame in frames if _is_users(frame)][-1]
+        shown = "".join(traceback.format_list(frames[users[0] :]))
+        log(ERROR, "A client raised %s\n%s", text, shown)
+    inmost = frames[users[-1]]
     return f"{text} ({Path(inmost.filename).name}, line {inmost.lineno}, in {inmost.name})"
-
-
-def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [place for place, frame in enumerate(frames) if _is_users(frame)]
-    return frames[places[0] :] if places else []
-
-
-def _is_users(frame: traceback.FrameSummary) -> bool:
-    return not frame.filename.startswith(("<", *_NOT_USERS))

@@ -65,7 +65,7 @@ class LambdaPath:
     >>> strategy = FPFC(LambdaPath([0.0, 0.3, 0.6, 0.9]), lr=0.3)
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=300)
     >>> strategy.penalty_in_use  # with the lambda that was chosen
-    Rescaled(penalty=SmoothedSCAD(lam=...)
+    Rescaled(penalty=SmoothedSCAD(lam=...), unit=...)
     """
 
     lams: Sequence[float]

@@ -144,25 +144,29 @@ class Discovery:
                 return
             # Simulated nodes answer as soon as their processes have imported all they need.
             unanswered = bool(silent) and not self._identities
-            if wait.is_over(_STARTING if unanswered and runs_on_ray() else 1):
+            times = _STARTING if unanswered and runs_on_ray() else 1
+            if wait.is_over(times):
                 if found >= at_least and (allow_missing or not missing):
                     self._warn_of_missing(found, 0 if wanted else needed, silent)
                     return
                 if unanswered:
                     raise TimeoutError(
-                        f"Waited {timeout:g} s: none of {len(silent)} connected nodes has said "
-                        "which clients it hosts. Where their processes are still starting, raise "
-                        "node_timeout; else look into the nodes' own logs."
+                        f"Waited {times * timeout:g} s: none of {len(silent)} connected nodes has "
+                        "said which clients it hosts. Where their processes are still starting, "
+                        "raise node_timeout; else look into the nodes' own logs."
                     )
-                absent = f" The saved run's clients {listing(missing)} are missing."
-                unheard = f" Nodes {listing(silent)} did not say which clients they host."
+                absent = unheard = ""
+                if missing:
+                    absent = f" The saved run's clients {listing(missing)} are missing."
+                if silent:
+                    unheard = f" Nodes {listing(silent)} did not say which clients they host."
                 raise TimeoutError(
                     f"Waited {timeout:g} s: {found} clients on {len(self._connected)} nodes "
-                    f"connected, the strategy needs {needed}.{absent if missing else ''} In a "
+                    f"connected, the strategy needs {needed}.{absent} In a "
                     "simulation, ask for more nodes: flwr run . --federation-config "
                     f"'num-supernodes={needed}' (the default is 2). In a deployment, start more "
                     "SuperNodes, or lower min_available_nodes, or raise node_timeout."
-                    f"{unheard if silent else ''}{self._trouble}"
+                    f"{unheard}{self._trouble}"
                 )
             wait.go_on(found, needed, starting=unanswered)
 

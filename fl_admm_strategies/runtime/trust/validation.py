@@ -217,10 +217,11 @@ class ReplyValidation:
 
         As long as no reply of the run was usable, it also names the client that the method needs.
         """
-        needed = "" if self.method is None else client_of(self.method)
-        if self._has_right_clients or needed in self.last_refusal:
+        if self.method is None or self._has_right_clients:
             return self.last_refusal
-        return f"{self.last_refusal} ({self.method} needs {needed}.)"
+        needed = client_of(self.method)
+        is_named = needed in self.last_refusal
+        return self.last_refusal + ("" if is_named else f" ({self.method} needs {needed}.)")
 
 
 def check_reply(raw: RawReply, spec: Spec | None, wire_dtype: object = None) -> Reply:
